@@ -36,7 +36,7 @@ class CacheDraft:
     product, so it never rises); ``score`` is their sum, the accepted length that counting expects;
     ``match_len`` is the number of context tokens matched. ``local`` says that the request's own
     text proposed it, and not its key's outputs. ``rival`` is what the other had to say, if
-    anything, and ``agreement`` the number of tokens on which both begin alike.
+    anything.
     """
 
     tokens: list[int]
@@ -45,7 +45,6 @@ class CacheDraft:
     match_len: int
     local: bool = True
     rival: CacheDraft | None = None
-    agreement: int = 0
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -54,14 +53,3 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     if list(a[:shorter]) == list(b[:shorter]):
         return shorter
     return next(i for i in range(shorter) if a[i] != b[i])
-
-
-def better(own: CacheDraft | None, theirs: CacheDraft | None) -> CacheDraft | None:
-    """The draft that expects more, beside the other."""
-    if own is None or theirs is None:
-        return own or theirs
-    best, rival = (own, theirs) if own.score >= theirs.score else (theirs, own)
-    agreement = common_prefix(best.tokens, rival.tokens)
-    return CacheDraft(
-        best.tokens, best.probs, best.score, best.match_len, best.local, rival, agreement
-    )

@@ -12,10 +12,12 @@ and are not stored.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,10 +27,22 @@ from decoder.drafting.eagle3_checkpoint import (
     WEIGHTS,
     HeadConfig,
     read_checkpoint,
-    write_checkpoint,
 )
 
-__all__ = ["CONFIG", "KV", "WEIGHTS", "Eagle3Head", "HeadConfig", "load_head", "save_head"]
+__all__ = [
+    "CONFIG",
+    "KV",
+    "WEIGHTS",
+    "Eagle3Head",
+    "HeadConfig",
+    "chains",
+    "load_head",
+    "save_head",
+]
+
+
+ROWS: Final = 512
+"""Chains run together: their attention scores over 16k positions stay below a gigabyte."""
 
 
 class KV(NamedTuple):
@@ -36,14 +50,6 @@ class KV(NamedTuple):
 
     keys: Tensor
     values: Tensor
-
-    def extended(self, more: KV) -> KV:
-        """This cache followed by ``more``, as a new one."""
-        return KV(torch.cat((self.keys, more.keys), 1), torch.cat((self.values, more.values), 1))
-
-    def first(self, length: int) -> KV:
-        """The cache of the first ``length`` positions: what remains after a rejection."""
-        return KV(self.keys[:, :length], self.values[:, :length])
 
 
 class Attention(nn.Module):
@@ -162,7 +168,7 @@ class Eagle3Head(nn.Module):
         embeds: Tensor,
         hidden: Tensor,
         positions: Tensor,
-        past: KV | None = None,
+        past: KV | None,
         visible: Tensor | None = None,
     ) -> tuple[Tensor, KV]:
         """Run positions of one sequence after the cached ones.
@@ -181,7 +187,7 @@ class Eagle3Head(nn.Module):
         x = self.midlayer.mixed(embeds, hidden)
         cache = self.midlayer.self_attn.keys_values(x, positions)
         if past is not None:
-            cache = past.extended(cache)
+            cache = KV(*(torch.cat(both, 1) for both in zip(past, cache, strict=True)))
         length, total = len(positions), cache.keys.shape[1]
         if visible is None and length > 1:
             visible = torch.ones(length, total, dtype=torch.bool, device=x.device)
@@ -199,13 +205,6 @@ class Eagle3Head(nn.Module):
         """(tokens, hidden) of :meth:`advance` -> (tokens, draft vocabulary)."""
         out: Tensor = self.lm_head(self.norm(hidden))
         return out
-
-    def forward(
-        self, embeds: Tensor, hidden: Tensor, positions: Tensor, past: KV | None = None
-    ) -> tuple[Tensor, Tensor, KV]:
-        """:meth:`advance` and :meth:`logits` in one: logits, hidden states, extended cache."""
-        out, cache = self.advance(embeds, hidden, positions, past)
-        return self.logits(out), out, cache
 
     @torch.inference_mode()
     def extend(
@@ -229,36 +228,61 @@ class Eagle3Head(nn.Module):
 
     @torch.inference_mode()
     def chain(self, embedding: nn.Module, hidden: Tensor, committed: KV, k: int) -> list[int]:
-        """Draft ``k`` target ids greedily, from what :meth:`extend` returned."""
+        """Draft ``k`` > 0 target ids greedily, from what :meth:`extend` returned."""
         position = torch.tensor([committed.keys.shape[1] - 1], device=hidden.device)
-        drafted: list[Tensor] = []
-        cache = committed
-        while len(drafted) < k:
+        drafted, cache = list[Tensor](), committed
+        for step in range(k):
+            if step:
+                hidden, cache = self.advance(embedding(drafted[-1]), hidden, position + step, cache)
             best = self.logits(hidden).argmax(-1)
             drafted.append(best + self.d2t[best])
-            if len(drafted) < k:
-                position = position + 1
-                hidden, cache = self.advance(embedding(drafted[-1]), hidden, position, cache)
-        return torch.cat(drafted).tolist() if drafted else []
+        return torch.cat(drafted).tolist()
 
-    def draft(
-        self, embedding: nn.Module, tokens: Tensor, aux: Tensor, past: KV | None, k: int
-    ) -> tuple[list[int], KV]:
-        """:meth:`extend`, then :meth:`chain`; ``k`` = 0 only extends the cache.
 
-        Returns:
-            the drafted target ids, and the cache of all committed positions.
-        """
-        hidden, committed = self.extend(embedding, tokens, aux, past)
-        return self.chain(embedding, hidden, committed, k), committed
+@torch.inference_mode()
+def chains(
+    head: Eagle3Head, embedding: nn.Module, tokens: Tensor, aux: Tensor, rows: Tensor, k: int
+) -> Tensor:
+    """The greedy chains of ``k`` tokens from ``rows`` of a known text: target ids, int64 (rows, k).
+
+    Each attends to the positions committed before it started and to its own steps, as in serving.
+
+    Args:
+        embedding: the target's, ids -> (tokens, hidden).
+        tokens: int64 (n,) the text.
+        aux: (n - 1 or more, layers * hidden) the target's states at its positions.
+        rows: int64; a chain at row ``p`` knows ``tokens[: p + 2]`` and drafts what follows.
+    """
+    followers = embedding(tokens[1:])
+    states = head.fc(aux[: len(followers)])
+    places = torch.arange(len(followers), device=tokens.device)
+    committed = head.midlayer.self_attn.keys_values(head.midlayer.mixed(followers, states), places)
+    parts = []
+    for starts in rows.split(ROWS):
+        before = int(starts.max())
+        cache = KV(committed.keys[:, :before], committed.values[:, :before])
+        visible = places[:before] < starts[:, None]
+        own = torch.eye(len(starts), dtype=torch.bool, device=tokens.device)
+        embeds, hidden, drafted = followers[starts], states[starts], list[Tensor]()
+        for step in range(k):
+            visible = torch.cat((visible, own), 1)
+            hidden, cache = head.advance(embeds, hidden, starts + step, cache, visible)
+            best = head.logits(hidden).argmax(-1)
+            drafted.append(best + head.d2t[best])
+            embeds = embedding(drafted[-1])
+        parts.append(torch.stack(drafted, 1))
+    return torch.cat(parts)
 
 
 def save_head(head: Eagle3Head, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write ``config.json`` and ``model.safetensors`` in the public layout."""
+    """Write ``config.json`` and ``model.safetensors`` in the layout that vLLM reads."""
     weights = {
-        name: t.to(dtype) if t.is_floating_point() else t for name, t in head.state_dict().items()
+        name: (t.to(dtype) if t.is_floating_point() else t).contiguous()
+        for name, t in head.state_dict().items()
     }
-    write_checkpoint(path, head.config, weights)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / CONFIG).write_text(json.dumps(head.config.public(), indent=1) + "\n")
+    save_file(weights, path / WEIGHTS, metadata={"format": "pt"})
 
 
 def load_head(

@@ -11,7 +11,7 @@ EAGLE (``yuhuili/EAGLE3-LLaMA3.1-...``)    ``pytorch_model.bin``   Llama's; no `
 AngelSlim (``AngelSlim/Qwen3-4B_eagle3``)  ``model.safetensors``   heads wider than ``hidden_size``;
                                                                    no aux layers
 SpecForge (``Tengyunw/qwen3_8b_eagle3``)   ``model.safetensors``   aux layers in ``eagle_config``
-vLLM, and :func:`written`                  ``model.safetensors``   aux layers in both places
+vLLM, and ``save_head``                    ``model.safetensors``   aux layers in both places
 =========================================  ======================  ================================
 
 The layer's prefix is ``midlayer.`` or ``layers.0.``, with or without ``model.`` before it.
@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from decoder.contracts.errors import ModelError
@@ -80,11 +80,6 @@ class HeadConfig:
         }
 
 
-def default_aux_layers(target_layers: int) -> tuple[int, int, int]:
-    """The layers a head listens to when its configuration names none: low, middle and high."""
-    return 2, target_layers // 2, target_layers - 3
-
-
 def read_config(raw: Mapping[str, Any], target_layers: int | None) -> HeadConfig:
     """The shape that a published ``config.json`` describes.
 
@@ -115,7 +110,7 @@ def read_config(raw: Mapping[str, Any], target_layers: int | None) -> HeadConfig
     if not layers:
         if target_layers is None:
             raise ModelError("this EAGLE3 head names no aux layers: the target's depth is needed.")
-        layers = default_aux_layers(target_layers)
+        layers = (2, target_layers // 2, target_layers - 3)  # low, middle and high
     heads = int(raw["num_attention_heads"])
     return HeadConfig(
         hidden_size=int(raw["hidden_size"]),
@@ -187,11 +182,3 @@ def read_checkpoint(path: Path, target_layers: int | None) -> tuple[HeadConfig, 
         pickle.UnpicklingError,
     ) as error:  # fmt: skip
         raise ModelError(f"no EAGLE3 head can be read from {path}: {error!r}") from error
-
-
-def write_checkpoint(path: Path, config: HeadConfig, weights: Mapping[str, Tensor]) -> None:
-    """Write ``config.json`` and ``model.safetensors`` in the layout that vLLM reads."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / CONFIG).write_text(json.dumps(config.public(), indent=1) + "\n")
-    stored = {name: tensor.contiguous() for name, tensor in weights.items()}
-    save_file(stored, path / WEIGHTS, metadata={"format": "pt"})

@@ -11,14 +11,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from decoder.drafting import pages as at
 from decoder.drafting.blocks import Blocks
-from decoder.drafting.drafts import CacheDraft, Limits, Tokens, better
+from decoder.drafting.drafts import CacheDraft, Limits, Tokens
 from decoder.drafting.matches import BACK, draft, scratch_for
 from decoder.drafting.pages import Pool
 from decoder.settings import WorkerSettings
@@ -217,7 +217,7 @@ class SuffixCache:
             limits: in place of its own.
         """
         asked, active = limits or Limits(self.depth, self.most, self.limits), self._active[request]
-        seen, found = np.ascontiguousarray(context[-BACK:], np.int32), list[CacheDraft | None]()
+        seen, found = np.ascontiguousarray(context[-BACK:], np.int32), list[CacheDraft]()
         own, rows = active.own.row, self.pool.indexes
         for index in (own, int(rows[own, at.SHARED])):
             tokens, probs = np.empty(asked.most, np.int32), np.empty(asked.most, np.float32)
@@ -227,11 +227,11 @@ class SuffixCache:
                     self.pool, index, seen, min(limit, asked.most), asked.depth, asked.of_draft,
                     tokens, probs, scratch_for(asked.most),
                 )  # fmt: skip
-            offered = CacheDraft(
-                tokens[:size].tolist(), probs[:size].tolist(), score, match, local=index == own
-            )
-            found.append(offered if size else None)
-        return better(*found)
+            if size:
+                offered = tokens[:size].tolist(), probs[:size].tolist(), score, match, index == own
+                found.append(CacheDraft(*offered))
+        found.sort(key=lambda draft: -draft.score)  # of equals its own text's is first
+        return replace(found[0], rival=found[1] if found[1:] else None) if found else None
 
     def stop(self, request: str) -> None:
         """Forget the request's own text; its output stays for its key until it gives way.

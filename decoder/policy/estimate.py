@@ -100,11 +100,13 @@ def decide_each(
     ``model`` [n] is the accepted length that their worker expected of a model draft. Where
     ``estimated`` is of policies alike, so is the choice: [policies, n].
     """
+    k = situation.model_len if policy.use_model else 0
     if policy.kind != "survival":
-        return _threshold(policy, estimated, situation)
+        taken = (estimated.expected >= policy.threshold) & (estimated.lengths > 0)
+        arms = np.where(taken, CACHE, MODEL if k else NONE).astype(np.int8)
+        return Choice(arms, np.where(taken, estimated.lengths, k).astype(np.int32))
     assert estimated.curves is not None
-    longest = situation.model_len if policy.use_model else 0
-    return choose_each(estimated.curves, model, batch, rate, replace(situation, model_len=longest))
+    return choose_each(estimated.curves, model, batch, rate, replace(situation, model_len=k))
 
 
 def choose_each(
@@ -133,10 +135,3 @@ def choose_each(
         situation.model_len, costs.dense, costs.prices,
     )  # fmt: skip
     return Choice(arms.reshape(shape), lengths.reshape(shape))
-
-
-def _threshold(policy: Policy, estimated: Estimate, situation: Situation) -> Choice:
-    k = situation.model_len if policy.use_model else 0
-    taken = (estimated.expected >= policy.threshold) & (estimated.lengths > 0)
-    arms = np.where(taken, CACHE, MODEL if k else NONE).astype(np.int8)
-    return Choice(arms, np.where(taken, estimated.lengths, k).astype(np.int32))

@@ -66,9 +66,6 @@ class Shares:
         self._heap: list[tuple[int, int, str]] = []  # minus excess, entry, name
         self._entries = 0
 
-    def __len__(self) -> int:
-        return len(self._owners)
-
     def of(self, name: str) -> int:
         """Bytes that ``name`` holds."""
         owner = self._owners.get(name)

@@ -54,7 +54,7 @@ class Effect:
 UNKNOWN: Final = Effect(1.0, 0.0, math.inf, 0)
 
 
-def effect(mine: ArrayLike, other: ArrayLike, alpha: float = ALPHA) -> Effect:
+def effect(mine: ArrayLike, other: ArrayLike) -> Effect:
     """Rate of the one side over the other's.
 
     Args:
@@ -73,14 +73,13 @@ def effect(mine: ArrayLike, other: ArrayLike, alpha: float = ALPHA) -> Effect:
         return Effect(_exp(log), 0.0, math.inf, n)
     # What each pair does to the ratio of totals, to first order.
     pulls = (a[:, 0] / x[0] - a[:, 1] / x[1]) - (b[:, 0] / y[0] - b[:, 1] / y[1])
-    half = float(pulls.std(ddof=1)) * _widening(n, alpha)
+    half = float(pulls.std(ddof=1)) * _widening(n)
     return Effect(_exp(log), _exp(log - half), _exp(log + half), n)
 
 
-def effect_of(rounds: Iterable[Round], mine: str, other: str, *, by_cost: bool = False) -> Effect:
-    """:func:`effect` of two sides over the rounds in which both took part, by wall time or by the
-    costs in force; rounds of the same requests are one pair."""
-    time = 2 if by_cost else 1
+def effect_of(rounds: Iterable[Round], mine: str, other: str) -> Effect:
+    """:func:`effect` of two sides over the rounds in which both took part, by wall time; rounds of
+    the same requests are one pair."""
     summed: dict[tuple[str, int], NDArray[np.float64]] = {}
     for played in rounds:
         numbers = pair_of(played.block(mine), played.block(other))
@@ -88,7 +87,7 @@ def effect_of(rounds: Iterable[Round], mine: str, other: str, *, by_cost: bool =
             key = unit_of(played)
             summed[key] = summed.get(key, 0.0) + np.array(numbers)
     table = np.array(list(summed.values())).reshape(-1, WIDTH)
-    return effect(table[:, [0, time]], table[:, [3, 3 + time]])
+    return effect(table[:, :2], table[:, 3:5])
 
 
 def pair_of(mine: Block | None, other: Block | None) -> tuple[float, ...]:
@@ -106,14 +105,14 @@ def unit_of(played: Round) -> tuple[str, int]:
     return played.life, -1 - int(played.time / UNTOLD_SECONDS) if told is None else told
 
 
-def pairs_to_tell(found: Effect, loss: float, alpha: float = ALPHA) -> float:
+def pairs_to_tell(found: Effect, loss: float) -> float:
     """Pairs like those of ``found`` after which a ``loss`` is excluded for a side that is as fast;
     infinite where there is no interval yet."""
     if not math.isfinite(found.high):
         return math.inf
-    spread = math.log(found.high / found.low) / _widening(found.pairs, alpha)
+    spread = math.log(found.high / found.low) / _widening(found.pairs)
     n = float(FEWEST)
-    while spread * _widening(int(n), alpha) > -2.0 * math.log1p(-loss) and n < MOST_PAIRS:
+    while spread * _widening(int(n)) > -2.0 * math.log1p(-loss) and n < MOST_PAIRS:
         n *= 1.1
     return n
 
@@ -122,18 +121,18 @@ def _exp(log: float) -> float:
     return math.exp(min(max(log, -REACH), REACH))
 
 
-def _widening(n: int, alpha: float) -> float:
+def _widening(n: int) -> float:
     """Half the interval after ``n`` pairs, in standard deviations of one, the spread not known."""
-    return _students(_boundary(n, alpha) * math.sqrt(n), n - 1) / math.sqrt(n)
+    return _students(_boundary(n) * math.sqrt(n), n - 1) / math.sqrt(n)
 
 
-def _boundary(n: int, alpha: float) -> float:
+def _boundary(n: int) -> float:
     """Half the width after ``n`` pairs, in standard deviations of one: equation 9 of the paper,
     with the parameter of its appendix B that is tightest at ``TIGHTEST``."""
-    known = -2.0 * math.log(alpha)
+    known = -2.0 * math.log(ALPHA)
     weight = (known + math.log(known + 1.0)) / TIGHTEST
     spread = n * weight + 1.0
-    return math.sqrt(2.0 * spread / (n * n * weight) * math.log(math.sqrt(spread) / alpha))
+    return math.sqrt(2.0 * spread / (n * n * weight) * math.log(math.sqrt(spread) / ALPHA))
 
 
 def _students(z: float, freedom: int) -> float:

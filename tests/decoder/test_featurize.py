@@ -69,12 +69,13 @@ class Slow:
     def features(self, draft: CacheDraft) -> dict[str, float]:
         probs, rival, done = draft.probs, draft.rival, len(self.output)
         length, payoffs = len(probs), [accepted for accepted, _ in self.known]
+        agreement = naive_accepted_length(draft.tokens, rival.tokens) if rival else 0
         logs = [float(np.log1p(a)) for a in payoffs]
         firsts = [float(a > 0) for a in payoffs]
         classes = [self.classes[t] for t in draft.tokens]
         counts = {
             "score": draft.score, "match": draft.match_len, "len": length,
-            "rival_score": rival.score if rival else 0, "agreement": draft.agreement,
+            "rival_score": rival.score if rival else 0, "agreement": agreement,
             "rival_match": rival.match_len if rival else 0,
             "rival_len": len(rival.probs) if rival else 0, "prompt_len": len(self.prompt),
             "generated_len": done, "since_break": done - self.broke,
@@ -84,8 +85,8 @@ class Slow:
             "score": draft.score, "match_len": draft.match_len, "draft_len": length,
             "score_share": draft.score / length, "last_prob": probs[-1],
             "rival_prob_1": rival.probs[0] if rival else 0,
-            "agreement_share": draft.agreement / length,
-            "disagree": rival is not None and not draft.agreement, "local": draft.local,
+            "agreement_share": agreement / length,
+            "disagree": rival is not None and not agreement, "local": draft.local,
             "relative_position": done / self.allowed,
             "cache_share": np.mean(self.took[-16:] or [0]),
             "payoff_mean": np.mean(payoffs[-8:] or [0]), "payoff_max": max(payoffs[-8:], default=0),

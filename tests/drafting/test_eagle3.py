@@ -93,13 +93,11 @@ def test_drafting_with_a_cache_equals_naive_recomputation(
 ) -> None:
     tokens, aux = torch.randint(50, (9,)), torch.randn(9, 72)
     past = None
-    for begin, end in ((0, 4), (4, 5), (5, 8)):
-        drafted, past = head.draft(embedding, tokens[begin:end], aux[begin:end], past, 4)
-        assert drafted == naive_draft(head, embedding, tokens[:end], aux[:end], 4)
-    assert past is not None
-    shorter = past.first(6)
-    drafted, _ = head.draft(embedding, tokens[6:], aux[6:], shorter, 3)
-    assert drafted == naive_draft(head, embedding, tokens, aux, 3)
+    for begin, end in ((0, 4), (4, 5), (5, 9)):
+        hidden, past = head.extend(embedding, tokens[begin:end], aux[begin:end], past)
+        assert head.chain(embedding, hidden, past, 4) == naive_draft(
+            head, embedding, tokens[:end], aux[:end], 4
+        )
 
 
 @torch.inference_mode()

@@ -140,7 +140,7 @@ def test_text_comes_and_goes_and_the_books_are_even() -> None:
     while cache._shares.give_way(cache._take):
         pass
     assert cache.held_bytes == 0 and not links.any()
-    assert not cache._active and not cache._shared and not len(cache._shares)
+    assert not cache._active and not cache._shared and not cache._shares._owners
     size = len(cache._blocks._free) - 1
     assert [len(free) for free in cache._blocks._free] == [0] * LEAST + [1] * (size - LEAST) + [0]
     assert len(cache._rows) == 255

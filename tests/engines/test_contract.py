@@ -26,14 +26,12 @@ NEAR_TIE = 1e-3
 ENGINES = [
     "reference, no drafter",
     "reference, chain",
-    "reference, tree",
     pytest.param("vllm v1 eagle3", marks=pytest.mark.engine),
     pytest.param("vllm v2 eagle3 ahead", marks=pytest.mark.engine),
     pytest.param("vllm v2 eagle3", marks=[pytest.mark.engine, pytest.mark.long]),
     pytest.param("vllm v2 suffix ahead", marks=[pytest.mark.engine, pytest.mark.long]),
     pytest.param("vllm v2 suffix", marks=[pytest.mark.engine, pytest.mark.long]),
 ]
-ARMS = {"reference, no drafter": "none", "reference, chain": "chain", "reference, tree": "tree"}
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -42,7 +40,7 @@ def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         _, runner, drafts, *ahead = request.param.split()
         v2 = bool(ahead) if runner == "v2" else None
         return vllm_trial(tmp_path_factory.mktemp(runner), drafts, v2)
-    return tiny_trial(ARMS[request.param])  # type: ignore[arg-type]
+    return tiny_trial(model=request.param == "reference, chain")
 
 
 def requests(trial: Trial, kind: str = "") -> Iterator[tuple[Ask, list[int], str]]:

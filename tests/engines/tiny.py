@@ -14,7 +14,7 @@ from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.method import METHODS, Drafting, Method, method
+from decoder.engines.reference.method import METHODS, Method, method
 from decoder.settings import WorkerSettings
 
 Family = Literal["llama", "qwen3"]
@@ -96,6 +96,6 @@ def all_methods() -> list[Method]:
     return [method(name, policy=learned if name.startswith("hybrid") else None) for name in METHODS]
 
 
-def labelling(threshold: float, model: Drafting, **changes: Any) -> Method:
+def labelling(threshold: float, model: bool, **changes: Any) -> Method:
     """Cache drafts are proposed and labelled, and verified from ``threshold`` on."""
     return Method("labelling", frequency_policy("", threshold), model, **changes)

@@ -18,7 +18,6 @@ import torch
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.core.table import CYCLE, LENGTH
-from decoder.engines.reference.method import Drafting
 from decoder.engines.reference.session import Session
 from tests.conftest import random_policy
 from tests.engines.plugged import run_apart
@@ -118,7 +117,7 @@ def logits_missed(model: Any, asks: list[Ask], tokens: list[list[int]]) -> list[
     return missed
 
 
-def tiny_trial(model: Drafting) -> Trial:
+def tiny_trial(model: bool) -> Trial:
     """The reference engine in this process, on a random model of twelve tokens."""
     limit = 96
     engine = tiny_engine(2, max_model_len=limit)
@@ -138,7 +137,7 @@ def tiny_trial(model: Drafting) -> Trial:
         for ask in asks
     ]  # fmt: skip
     events = [e._asdict() for e in session.sink if e.draft_len]
-    arms = {"cache"} if model == "none" else {"cache", "model"}
+    arms = {"cache", "model"} if model else {"cache"}
     tokens, finish = [g.tokens for g in made], [g.finish for g in made]
     return Trial(
         limit, arms, asks, tokens, finish, events, by_workload(noted, events, asks),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.core.choice import Chosen, room_of
+from decoder.core.events import Log
 from decoder.policy.loops import draft_length, share_out, yields_of_places
 from decoder.policy.pricing import CostTable, value_of
 
@@ -87,6 +88,19 @@ class Buckets:
         model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
         shared = share_out(curves, model, k, value, rows, room, costs.dense, costs.prices)
         return Chosen(*shared[:2], curves.sum(axis=1), model, k or model_len)
+
+
+class RuleLog(Log):
+    """Keeps the events, and tells a rule that learns from them."""
+
+    def __init__(self, rule: Buckets | None) -> None:
+        super().__init__()
+        self._rule = rule
+
+    def put(self, rows: NDArray[Any]) -> None:
+        """Look at rows as they come."""
+        if self._rule is not None:
+            self._rule.put(rows)
 
 
 def _places(features: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

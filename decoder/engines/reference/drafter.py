@@ -6,20 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from decoder.drafting.eagle3 import KV, Eagle3Head
-from decoder.drafting.eagle3_tree import TreeShape, grow
-from decoder.drafting.tree import DraftTree, chain
 
 
 class Drafter:
-    """Drafts a chain of ``shape`` tokens, or a tree of that shape.
+    """Drafts chains of at most ``length`` tokens.
 
     What is committed while other arms are chosen is taken into the head's cache when it is next
     asked to draft, in one pass: the same cache as in a pass each cycle (vLLM's drafting of zero
     tokens), for less.
     """
 
-    def __init__(self, head: Eagle3Head, embedding: nn.Module, shape: int | TreeShape) -> None:
-        self._head, self._embedding, self._shape = head, embedding, shape
+    def __init__(self, head: Eagle3Head, embedding: nn.Module, length: int) -> None:
+        self._head, self._embedding, self._length = head, embedding, length
         self._past: KV | None = None
         self._hidden: Tensor | None = None
         self._tokens: list[int] = []
@@ -41,11 +39,7 @@ class Drafter:
         assert self._hidden is not None and self._past is not None
         return self._hidden, self._past
 
-    def draft(self, room: int) -> DraftTree:
+    def draft(self, room: int) -> list[int]:
         """A draft of which at most ``room`` > 0 tokens can be committed."""
         hidden, past = self.catch_up()
-        if isinstance(self._shape, int):
-            k = min(self._shape, room)
-            return chain(self._head.chain(self._embedding, hidden, past, k))
-        shape = TreeShape(self._shape.tokens, min(self._shape.depth, room), self._shape.top_k)
-        return grow(self._head, self._embedding, hidden, past, shape)
+        return self._head.chain(self._embedding, hidden, past, min(self._length, room))

@@ -19,14 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from decoder.contracts.bundle import MAX_DRAFT
 from decoder.contracts.errors import ModelError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.payoff.token_classes import token_classes_of
 from decoder.drafting.eagle3 import Eagle3Head, load_head
-from decoder.drafting.eagle3_tree import PAPER_TREE
 from decoder.engines.reference.drafter import Drafter
 from decoder.engines.reference.method import Method
 from decoder.engines.reference.packed import pack
@@ -53,7 +50,10 @@ class ReferenceEngine:
         self.stop_ids = stop_ids
         self.max_model_len = max_model_len or int(model.config.max_position_embeddings)
         self.settings = settings or WorkerSettings.load()
-        self.token_classes = _token_classes(tokenizer, int(model.config.vocab_size))
+        vocabulary = int(model.config.vocab_size)
+        self.token_classes = np.zeros((vocabulary, len(TOKEN_CLASSES)), np.float32)
+        if tokenizer is not None:
+            self.token_classes = token_classes_of(tokenizer, vocabulary)
 
     @classmethod
     def load(
@@ -68,6 +68,9 @@ class ReferenceEngine:
     ) -> ReferenceEngine:
         """Load a target and, if named, its EAGLE3 head: directories or hub names.
 
+        Args:
+            dtype: a name of torch's.
+
         Raises:
             ModelError: a model is missing, or the head was made for another target.
         """
@@ -75,11 +78,8 @@ class ReferenceEngine:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-        precision = getattr(torch, dtype, None)
-        if not isinstance(precision, torch.dtype):
-            raise ModelError(f"no dtype {dtype!r}: use float32, bfloat16 or float16.")
         try:
-            target = AutoModelForCausalLM.from_pretrained(model, dtype=precision)
+            target = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
             tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError) as error:
             raise ModelError(f"no target model can be read from {model}: {error}") from error
@@ -103,35 +103,17 @@ class ReferenceEngine:
             settings=settings,
         )
 
-    @property
-    def has_drafter(self) -> bool:
-        """Whether there is a model arm."""
-        return self.head is not None
-
-    def longest_draft(self, method: Method) -> int:
-        """Tokens that the method's model arm can have accepted in one cycle, at most."""
-        if method.model == "tree":
-            return PAPER_TREE.depth
-        return min(self.settings.model_draft_tokens, method.model_limit or MAX_DRAFT)
-
     def drafter(self, method: Method) -> Drafter | None:
         """What drafts for a new request; None without a model arm."""
-        if method.model == "none" or self.head is None:
+        if not method.model or self.head is None:
             return None
-        shape = PAPER_TREE if method.model == "tree" else self.longest_draft(method)
-        return Drafter(self.head, self.target.embedding, shape)
+        return Drafter(self.head, self.target.embedding, method.longest(self.settings))
 
     def clock(self) -> float:
         """Seconds, once everything asked of the device is done."""
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return time.perf_counter()
-
-
-def _token_classes(tokenizer: Any, vocabulary: int) -> NDArray[np.float32]:
-    if tokenizer is None:
-        return np.zeros((vocabulary, len(TOKEN_CLASSES)), np.float32)
-    return token_classes_of(tokenizer, vocabulary)
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -23,23 +23,17 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class CycleRecord:
-    """One decoding cycle; lengths in tokens, times in microseconds."""
+    """One decoding cycle; lengths in tokens, time in microseconds."""
 
     arm: Arm
     position: int
     """Output tokens committed before the cycle."""
-    cache_len: int
-    """Length of the cache draft that was proposed; 0: none."""
     verified: int
-    """Draft tokens verified; of a tree, its nodes."""
+    """Draft tokens verified."""
     accepted: int
     """Draft tokens committed."""
-    predicted: float
-    """Accepted length that the policy expected of the cache draft."""
-    draft_us: float
-    """Proposing, deciding and drafting."""
-    verify_us: float
-    """The target's pass, and acceptance."""
+    us: float
+    """Proposing, deciding and drafting, the target's pass, and acceptance."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +43,5 @@ class Generation:
     tokens: list[int]
     cycles: list[CycleRecord]
     finish: Literal["stop", "length"]
-    prefill_us: float
     decode_us: float
     """From the end of the prefill to the last token."""
-    model_accepted: list[int] | None = None
-    """Of an oracle: :func:`decoder.engines.reference.record` of its known continuation."""

@@ -1,4 +1,4 @@
-"""The target's KV cache: written in place, cut after rejections, rearranged after a tree."""
+"""The target's KV cache: written in place, cut after rejections."""
 
 from __future__ import annotations
 
@@ -71,17 +71,7 @@ class KVCache(Cache):  # type: ignore[misc]
         """Positions held."""
         return self.layers[0].length if self.layers else 0
 
-    def keep(self, length: int, rows: Tensor | None = None) -> None:
-        """Keep the first ``length`` positions and, of those behind, ``rows`` in this order.
-
-        Args:
-            rows: int64, counted from ``length``, ascending; none unless given.
-        """
+    def keep(self, length: int) -> None:
+        """Keep the first ``length`` positions. Mutates."""
         for layer in self.layers:
             layer.length = length
-            if rows is None:
-                continue
-            end = length + len(rows)
-            for states in (layer.keys, layer.values):
-                states[..., length:end, :] = states[..., length + rows, :]
-            layer.length = end

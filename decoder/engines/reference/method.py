@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
-from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.bundle import MAX_DRAFT, Policy, frequency_policy
 from decoder.contracts.errors import EngineError
-from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.engines.reference.buckets import Buckets
+from decoder.contracts.features import FEATURES, NUM_FEATURES, FloatArray
+from decoder.core.choice import choose
+from decoder.core.costs import LiveCosts
+from decoder.core.guards.floor import Floor
+from decoder.core.router import DraftRouter
+from decoder.drafting.suffix import SuffixCache
+from decoder.engines.reference.buckets import Buckets, RuleLog
 from decoder.settings import WorkerSettings
 
-Drafting = Literal["none", "chain", "tree"]
 NEVER, ALWAYS = inf, 0.0
 
 PAPER_FACTOR: Final = 1.0
@@ -27,8 +31,8 @@ class Method:
     """How a session decodes.
 
     A policy with threshold ``NEVER`` never verifies a cache draft, one with ``ALWAYS`` does
-    whenever there is one. ``model`` is the model arm; with ``none`` the arm ``none`` stands in for
-    it. An ``oracle`` chooses in hindsight: the cache draft where more of it is accepted than of
+    whenever there is one. ``model`` says that there is a model arm; else the arm ``none`` stands in
+    for it. An ``oracle`` chooses in hindsight: the cache draft where more of it is accepted than of
     the model draft, else the model draft; its ``policy`` is not asked. Without ``cache`` there is
     no suffix cache at all, so that a baseline pays for nothing it does not use, and nothing is
     labelled. ``model_limit`` cuts every model draft to that many tokens. ``draft_factor``
@@ -38,7 +42,7 @@ class Method:
 
     name: str
     policy: Policy
-    model: Drafting
+    model: bool = True
     oracle: bool = False
     cache: bool = True
     draft_factor: float | None = None
@@ -50,21 +54,37 @@ class Method:
         own = {} if self.draft_factor is None else {"suffix_max_factor": self.draft_factor}
         return settings.model_copy(update=own)
 
+    def longest(self, settings: WorkerSettings) -> int:
+        """Tokens of a model draft at most."""
+        return min(settings.model_draft_tokens, self.model_limit or MAX_DRAFT)
+
+    def router(
+        self,
+        settings: WorkerSettings,
+        cache: SuffixCache | None,
+        token_classes: FloatArray,
+        costs: LiveCosts | None,
+        floor: Floor | None,
+    ) -> tuple[DraftRouter, RuleLog]:
+        """What decides by the method, and the events that it emits."""
+        rule = self.rule() if self.rule is not None else None
+        log = RuleLog(rule)
+        router = DraftRouter(
+            cache, self.policy, token_classes, log, self.model,
+            model_draft_tokens=self.longest(settings), costs=costs, floor=floor,
+            choice=rule or choose,
+        )  # fmt: skip
+        return router, log
+
 
 def _counting(threshold: float) -> Policy:
     return frequency_policy("", threshold)
 
 
-def _learned(name: str, policy: Policy | None, threshold: float | None) -> Policy:
+def _learned(policy: Policy | None) -> Policy:
     if policy is None:
-        raise EngineError(f"method {name!r} decides by a learned policy: give it one.")
-    return policy if threshold is None else replace(policy, threshold=threshold)
-
-
-def _frequency(policy: Policy | None, threshold: float | None) -> Policy:
-    if policy is not None:
-        raise EngineError("method 'frequency' counts: give it a threshold, not a policy.")
-    return frequency_policy("") if threshold is None else _counting(threshold)
+        raise EngineError("method 'hybrid' decides by a learned policy: give it one.")
+    return policy
 
 
 def _matched(least: int) -> Policy:
@@ -75,24 +95,22 @@ def _matched(least: int) -> Policy:
     return Policy("", 0, 0.5, layers=((weight, bias),))
 
 
-def _baseline(name: str, policy: Policy, model: Drafting = "chain") -> Method:
+def _baseline(name: str, policy: Policy, model: bool = True) -> Method:
     return Method(name, policy, model, draft_factor=PAPER_FACTOR)
 
 
 Maker = Callable[[Policy | None, float | None, int], Method]
 
 METHODS: Final[dict[str, Maker]] = {
-    "greedy": lambda p, t, k: Method("greedy", _counting(NEVER), "none", cache=False),
-    "eagle3": lambda p, t, k: Method("eagle3", _counting(NEVER), "chain", cache=False),
-    "eagle3-tree": lambda p, t, k: Method("eagle3-tree", _counting(NEVER), "tree", cache=False),
-    "suffix": lambda p, t, k: _baseline("suffix", _counting(ALWAYS), "none"),
-    "frequency": lambda p, t, k: _baseline("frequency", _frequency(p, t)),
+    "greedy": lambda p, t, k: Method("greedy", _counting(NEVER), False, cache=False),
+    "eagle3": lambda p, t, k: Method("eagle3", _counting(NEVER), cache=False),
+    "suffix": lambda p, t, k: _baseline("suffix", _counting(ALWAYS), False),
+    "frequency": lambda p, t, k: _baseline("frequency", _counting(2.0 if t is None else t)),
     "arctic": lambda p, t, k: _baseline("arctic", _counting(k)),
     "match4": lambda p, t, k: _baseline("match4", _matched(4)),
-    "buckets": lambda p, t, k: Method("buckets", _counting(ALWAYS), "chain", rule=Buckets),
-    "hybrid": lambda p, t, k: Method("hybrid", _learned("hybrid", p, t), "chain"),
-    "hybrid-tree": lambda p, t, k: Method("hybrid-tree", _learned("hybrid-tree", p, t), "tree"),
-    "oracle": lambda p, t, k: Method("oracle", _counting(NEVER), "chain", oracle=True),
+    "buckets": lambda p, t, k: Method("buckets", _counting(ALWAYS), rule=Buckets),
+    "hybrid": lambda p, t, k: Method("hybrid", _learned(p)),
+    "oracle": lambda p, t, k: Method("oracle", _counting(NEVER), oracle=True),
 }
 """Makers by name. ``frequency`` is the paper's rule (counted score against a threshold), ``arctic``
 ArcticInference's (score against the length ``k`` of a model draft), ``match4`` TensorRT-LLM's (at
@@ -107,9 +125,8 @@ def method(
     """The method called ``name``.
 
     Args:
-        policy: of the two ``hybrid`` methods, which need one.
-        threshold: of ``frequency`` (tokens of counted score; 2 unless given), or in place of the
-            learned policy's own.
+        policy: of ``hybrid``, which needs one.
+        threshold: of ``frequency``, tokens of counted score; 2 unless given.
         k: the score ``arctic`` asks for.
 
     Raises:

@@ -7,7 +7,6 @@ from typing import Final
 import torch
 
 from decoder.core import profiling
-from decoder.drafting.tree import chain
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.kv_cache import KVCache
 from decoder.engines.reference.method import Method
@@ -20,31 +19,27 @@ MOST: Final = 128
 SECONDS: Final = 5.0
 
 
-def profile(engine: ReferenceEngine, method: Method, seconds: float = SECONDS) -> CostTable:
-    """Time steps of the target and, of a method with a chain, its drafter, for ``seconds``.
-
-    A tree's cost is learned in use: it is one of nodes, and not of accepted tokens.
-    """
+def profile(engine: ReferenceEngine, method: Method) -> CostTable:
+    """Time steps of the target and of the method's drafter, if it has one."""
     cache = KVCache()
     with torch.inference_mode():
         read = engine.target.prefill([1] * CONTEXT, cache)
 
         def step(tokens: int) -> None:
-            engine.target.verify(1, chain([1] * (tokens - 1)), cache)
+            engine.target.verify(1, [1] * (tokens - 1), cache)
             cache.keep(CONTEXT)
             engine.clock()
 
-        arm = engine.drafter(method) if method.model == "chain" else None
-        if arm is None or read.aux is None:
-            return profiling.profile("reference", step, most=MOST, seconds=seconds)
-        arm.follow([1] * CONTEXT, read.aux)
-        arm.catch_up()
-        length = engine.longest_draft(method)
+        arm, length = engine.drafter(method), method.longest(engine.settings)
 
         def draft(_: int) -> None:
+            assert arm is not None
             arm.draft(length)
             engine.clock()
 
+        if arm is not None and read.aux is not None:
+            arm.follow([1] * CONTEXT, read.aux)
+            arm.catch_up()
         return profiling.profile(
-            "reference", step, draft, drafted=length, most=MOST, seconds=seconds
+            "reference", step, draft if arm else None, drafted=length, most=MOST, seconds=SECONDS
         )

@@ -7,43 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from decoder.contracts.errors import EngineError
 from decoder.contracts.events import DraftEvent
-from decoder.core.choice import choose
 from decoder.core.costs import LiveCosts
-from decoder.core.events import Log
 from decoder.core.guards.floor import Floor
-from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
+from decoder.core.router import Committed, Decision, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
-from decoder.drafting.tree import DraftTree, chain
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
-from decoder.engines.reference.buckets import Buckets
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.generation import CycleRecord, Generation, Sampling
 from decoder.engines.reference.kv_cache import KVCache
 from decoder.engines.reference.method import ALWAYS, NEVER, Method
 from decoder.engines.reference.recording import record
 from decoder.engines.reference.target import Read
-
-
-class EventLog(Log):
-    """An event sink that keeps the events, and tells a rule that learns from them."""
-
-    def __init__(self, rule: Buckets | None = None) -> None:
-        super().__init__()
-        self._rule = rule
-
-    def put(self, rows: NDArray[Any]) -> None:
-        """Look at rows as they come."""
-        if self._rule is not None:
-            self._rule.put(rows)
 
 
 class Session:
@@ -59,28 +41,13 @@ class Session:
         method: Method,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
-        cache: SuffixCache | None = None,
     ) -> None:
-        if method.model != "none" and not engine.has_drafter:
+        if method.model and engine.head is None:
             raise EngineError(f"method {method.name!r} drafts with a model: load a drafter.")
         self.engine, self.method = engine, method
-        rule = method.rule() if method.rule is not None else None
-        settings = method.drafting(engine.settings)
-        self._log = EventLog(rule)
-        if cache is None and method.cache:
-            cache = SuffixCache(settings)
-        self.cache = cache
-        self.router = DraftRouter(
-            self.cache,
-            method.policy,
-            engine.token_classes,
-            self._log,
-            method.model != "none",
-            model_draft_tokens=engine.longest_draft(method),
-            shorter=method.model == "chain",
-            costs=costs,
-            floor=floor,
-            choice=rule or choose,
+        self.cache = SuffixCache(method.drafting(engine.settings)) if method.cache else None
+        self.router, self._log = method.router(
+            engine.settings, self.cache, engine.token_classes, costs, floor
         )
         self._requests = 0
 
@@ -121,11 +88,10 @@ class Session:
                 f"a prompt of {len(prompt)} tokens and {max_tokens} more do not fit the context of "
                 f"{engine.max_model_len}: shorten the prompt or ask for at least one token."
             )
-        if self.method.oracle and (known is None or sampling is not None):
+        oracle, continuation = self.method.oracle, known or ()
+        if oracle and (known is None or sampling is not None):
             raise EngineError("an oracle decodes greedily and needs the known continuation.")
-        recorded = None
-        if self.method.oracle and known is not None and self.method.model != "none":
-            recorded = record(engine, prompt, known)
+        recorded = record(engine, prompt, continuation) if oracle else []
         self._requests += 1
         options = RequestOptions(
             max_tokens=min(max_tokens, engine.max_model_len - len(prompt)),
@@ -136,39 +102,30 @@ class Session:
             speculate=speculate,
         )
         request = _Request(self, f"request-{self._requests}", list(prompt), options, sampling)
-        first_event = len(self.sink)
         self.router.start(request.name, np.asarray(prompt, np.int32), options)
         try:
             with torch.inference_mode():
-                began = engine.clock()
                 request.prefill()
-                prefilled = engine.clock()
+                began = engine.clock()
                 while not request.finish:
-                    if self.method.oracle:
-                        self._foresee(request, known or (), recorded)
+                    if oracle:
+                        self._foresee(request, continuation, recorded)
                     request.cycle()
                 ended = engine.clock()
         finally:
             self.router.stop(request.name, "abort")
             self.router.settle()
         assert request.finish
-        return Generation(
-            request.output,
-            _with_events(request.cycles, self.sink[first_event:]),
-            request.finish,
-            (prefilled - began) * 1e6,
-            (ended - prefilled) * 1e6,
-            recorded,
-        )
+        return Generation(request.output, request.cycles, request.finish, (ended - began) * 1e6)
 
-    def _foresee(self, request: _Request, known: Sequence[int], recorded: list[int] | None) -> None:
+    def _foresee(self, request: _Request, known: Sequence[int], recorded: list[int]) -> None:
         """Make the router choose what hindsight would: the cache only where it gains a token."""
         position = len(request.output)
         context = np.asarray(request.prompt + request.output, np.int32)
         room = request.room
         draft = self.cache.propose(request.name, context, room) if self.cache and room else None
         cache = common_prefix(draft.tokens, known[position:]) if draft else 0
-        model = recorded[position] if recorded and position < len(recorded) else 0
+        model = recorded[position] if position < len(recorded) else 0
         threshold = ALWAYS if cache > min(model, room) else NEVER
         self.router.policy = replace(self.method.policy, threshold=threshold)
 
@@ -202,7 +159,7 @@ class _Request:
     def prefill(self) -> None:
         """Read the prompt and commit the first token."""
         read = self._engine.target.prefill(self.prompt, self._cache)
-        _, first = self._accept(DraftTree([], []), read)
+        _, first = self._accept([], read)
         if self._drafter is not None and read.aux is not None:
             self._drafter.follow([*self.prompt[1:], first], read.aux)
             self._drafter.catch_up()
@@ -215,41 +172,33 @@ class _Request:
         draft = self._draft(decision)
         modelled = len(draft) if decision.arm == "model" else 0
         self._session.router.drafted([self.name], [len(draft)], modelled)
-        drafted = self._engine.clock()
         position, committed = len(self.output), self._cache.length
         read = self._engine.target.verify(self.output[-1], draft, self._cache)
-        path, bonus = self._accept(draft, read)
-        tokens = [*(draft.tokens[node] for node in path), bonus]
-        kept = torch.tensor([0, *(node + 1 for node in path)], device=read.logits.device)
-        if draft.linear:
-            self._cache.keep(committed + len(kept))
-        else:
-            self._cache.keep(committed, kept)
+        accepted, bonus = self._accept(draft, read)
+        tokens = [*draft[:accepted], bonus]
+        self._cache.keep(committed + len(tokens))
         if self._drafter is not None and read.aux is not None:
-            self._drafter.follow(tokens, read.aux[kept])
-        verified = self._engine.clock()
+            self._drafter.follow(tokens, read.aux[: len(tokens)])
+        ended = self._engine.clock()
         self._commit(tokens, len(draft), 1 + len(draft))
         self.cycles.append(
             CycleRecord(
                 arm=decision.arm if len(draft) else "none",
                 position=position,
-                cache_len=0,
                 verified=len(draft),
-                accepted=min(len(path), len(self.output) - position),
-                predicted=0.0,
-                draft_us=(drafted - began) * 1e6,
-                verify_us=(verified - drafted) * 1e6,
+                accepted=min(accepted, len(self.output) - position),
+                us=(ended - began) * 1e6,
             )
         )
 
-    def _draft(self, decision: Decision) -> DraftTree:
+    def _draft(self, decision: Decision) -> list[int]:
         if decision.arm == "cache":
-            return chain(decision.tokens)
+            return list(decision.tokens)
         if decision.arm == "model" and self._drafter is not None and decision.room > 0:
             return self._drafter.draft(decision.room)
-        return chain(())
+        return []
 
-    def _accept(self, draft: DraftTree, read: Read) -> tuple[list[int], int]:
+    def _accept(self, draft: list[int], read: Read) -> tuple[int, int]:
         if self._sampling is None:
             return accept_greedy(draft, read.logits.argmax(-1).tolist())
         probabilities = distribution(read.logits, self._sampling.temperature)
@@ -267,14 +216,3 @@ class _Request:
                 return
         if len(self.output) == self.options.max_tokens:
             self.finish = "length"
-
-
-def _with_events(cycles: list[CycleRecord], events: Sequence[DraftEvent]) -> list[CycleRecord]:
-    """Each cycle with the cache draft that its event tells of."""
-    drafts = {event.position: event for event in events}
-    return [
-        replace(c, cache_len=drafts[c.position].draft_len, predicted=drafts[c.position].predicted)
-        if c.position in drafts
-        else c
-        for c in cycles
-    ]

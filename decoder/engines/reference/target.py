@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from decoder.contracts.errors import ModelError
-from decoder.drafting.tree import DraftTree
 from decoder.engines.reference.kv_cache import KVCache
 
 
@@ -43,7 +42,6 @@ class Target:
         self.embedding: nn.Module = model.get_input_embeddings()
         self._heard: list[Tensor] = []
         layers = model.get_decoder().layers
-        self.layers = len(layers)
         for index in listens:
             layers[index].register_forward_pre_hook(self._hear, with_kwargs=True)
 
@@ -68,28 +66,9 @@ class Target:
         """Read a prompt; logits of its last token. Mutates ``cache``."""
         return self._run(prompt, 1, past_key_values=cache, use_cache=True)
 
-    def verify(self, last: int, draft: DraftTree, cache: KVCache) -> Read:
-        """Read the last committed token and a draft behind it; logits of all. Mutates ``cache``.
-
-        A tree's nodes see the prefix and the nodes above them, at the positions they would have.
-        """
-        tokens = [last, *draft.tokens]
-        if draft.linear:
-            return self._run(tokens, 0, past_key_values=cache, use_cache=True)
-        start, count = cache.length, len(tokens)
-        seen = torch.ones(count, start + count, dtype=torch.bool)
-        seen[:, start + 1 :] = False
-        seen[1:, start + 1 :] = draft.ancestry()
-        bias = torch.zeros(seen.shape, dtype=self.model.dtype).masked_fill(~seen, float("-inf"))
-        positions = torch.tensor([[start, *(start + d for d in draft.depths)]])
-        return self._run(
-            tokens,
-            0,
-            past_key_values=cache,
-            use_cache=True,
-            attention_mask=bias[None, None].to(self.device),
-            position_ids=positions.to(self.device),
-        )
+    def verify(self, last: int, draft: Sequence[int], cache: KVCache) -> Read:
+        """Read the last committed token and a draft behind it; logits of all. Mutates ``cache``."""
+        return self._run([last, *draft], 0, past_key_values=cache, use_cache=True)
 
     def listen(self, tokens: Sequence[int]) -> Tensor:
         """The drafter's view of a whole text in one pass: (tokens, layers * hidden)."""

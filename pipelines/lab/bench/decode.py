@@ -136,7 +136,7 @@ def open_lane(
     usable = list(itertools.islice(prompts, limit + selection.warmup))
     for method in made:
         mine = costs.get(method.name)
-        floor = Floor(method.model != "none") if mine is not None and method.rule is None else None
+        floor = Floor(method.model) if mine is not None and method.rule is None else None
         sessions[method.name] = Session(engine, method, mine, floor)
     for prompt in usable[limit:]:
         _generated([*sessions.values()], list(prompt.ids), selection.max_tokens)
@@ -178,10 +178,7 @@ def _measure(
 
 def outcome_of(method: str, made: Generation) -> Outcome:
     """The record that is kept of one generation."""
-    cycles = tuple(
-        Cycle(c.arm, c.verified, c.accepted, round(c.draft_us + c.verify_us, 1))
-        for c in made.cycles
-    )
+    cycles = tuple(Cycle(c.arm, c.verified, c.accepted, round(c.us, 1)) for c in made.cycles)
     return Outcome(method, tuple(made.tokens), cycles, made.decode_us)
 
 
@@ -261,4 +258,4 @@ def prepare(
     if named.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]
     k = engine.settings.model_draft_tokens
-    return engine, methods.build(wanted, policies, engine.has_drafter, k), settings
+    return engine, methods.build(wanted, policies, engine.head is not None, k), settings

@@ -146,7 +146,7 @@ class Player:
             by = method(name, policy=first_policy(ANY_SCOPE) if learned else None)
             self.router = DraftRouter(
                 SuffixCache(by.drafting(settings)), by.policy, classes,
-                Sink(Ring(settings.queue_size)), by.model != "none", model_draft_tokens=e.k,
+                Sink(Ring(settings.queue_size)), by.model, model_draft_tokens=e.k,
                 longest=LONGEST, costs=LiveCosts(costs, live=learned),
                 floor=Floor(True) if learned else None,
             )  # fmt: skip

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy
     from decoder.engines.reference.method import Method
 
-LEARNED: Final = ("hybrid", "hybrid-tree")
+LEARNED: Final = "hybrid"
 NUMBERED: Final = ("eagle3", "frequency", "arctic")
 SHIPPED: Final = ""
 """Label of the policy that ``hybrid`` without a label decides by: the first policy, unless another
@@ -65,7 +65,7 @@ def build(
     """The methods called ``wanted``.
 
     Args:
-        policies: by label; ``hybrid`` and ``hybrid-tree`` without a label take ``SHIPPED``.
+        policies: by label; ``hybrid`` without a label takes ``SHIPPED``.
         model_len: tokens of the drafter's chain; ``arctic`` compares scores with it.
 
     Raises:
@@ -73,7 +73,7 @@ def build(
         ModelError: a method drafts with a model and there is no drafter.
     """
     methods = tuple(_one(name, policies, model_len) for name in wanted)
-    drafting = [m.name for m in methods if m.model != "none"]
+    drafting = [m.name for m in methods if m.model]
     if drafting and not has_drafter:
         raise ModelError(
             f"{', '.join(drafting)} need a drafter made for this model: name it with --drafter, or "
@@ -88,15 +88,15 @@ def _one(name: str, policies: dict[str, Policy], model_len: int) -> Method:
     said = NAME.fullmatch(name)
     base, label, factor = (said and said.group("base", "label", "factor")) or (name, None, None)
     number = float(label) if label and re.fullmatch(r"\d+(\.\d+)?", label) else None
-    sound = (label or SHIPPED) in policies if base in LEARNED else label is None
+    sound = (label or SHIPPED) in policies if base == LEARNED else label is None
     if not said or not (sound or (base in NUMBERED and number)):
         raise SettingsError(
-            f"method {name!r}: behind ':' comes a label of --policy (of {', '.join(LEARNED)}) or a "
+            f"method {name!r}: behind ':' comes a label of --policy (of {LEARNED}) or a "
             f"number (of {', '.join(NUMBERED)}), behind '@' the factor of cache drafts."
         )
     if factor and not 0.0 < float(factor) <= 64.0:
         raise SettingsError(f"method {name!r}: {factor} is no factor above 0 and up to 64.")
-    policy = policies[label or SHIPPED] if base in LEARNED else None
+    policy = policies[label or SHIPPED] if base == LEARNED else None
     made = method(base, policy=policy, threshold=number, k=int(number or model_len))
     own: dict[str, Any] = {"draft_factor": float(factor)} if factor else {}
     if base == "eagle3" and number:

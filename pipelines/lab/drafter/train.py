@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder.drafting.drafts import common_prefix
-from decoder.drafting.eagle3 import WEIGHTS, Eagle3Head, HeadConfig, save_head
-from decoder.drafting.eagle3_teacher import chains
+from decoder.drafting.eagle3 import WEIGHTS, Eagle3Head, HeadConfig, chains, save_head
 from pipelines.lab.drafter.copying import copying_loss, learn_to_copy
 from pipelines.lab.drafter.unroll import AUX_LAYERS, Conversations, Pack, unroll
 from pipelines.progress import Step

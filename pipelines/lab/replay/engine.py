@@ -9,22 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from decoder.contracts.bundle import MAX_DRAFT, Policy
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
-from decoder.core.choice import choose
 from decoder.core.costs import LiveCosts
-from decoder.core.events import Log
 from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
-from decoder.engines.reference.buckets import Buckets
 from decoder.engines.reference.method import Method
 from decoder.policy.pricing import NOMINAL, CostTable, Floats, part_of
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
@@ -201,19 +197,6 @@ def _verified(decision: Decision, turn: Turn, model: Sequence[int], done: int) -
     return Cycle(turn.index, done, arm, length, min(accepted, came), came)
 
 
-class _Sink(Log):
-    """Keeps the events, and tells a rule that learns from them."""
-
-    def __init__(self, rule: Buckets | None) -> None:
-        super().__init__()
-        self._rule = rule
-
-    def put(self, rows: NDArray[Any]) -> None:
-        """Look at rows as they come."""
-        if self._rule is not None:
-            self._rule.put(rows)
-
-
 @dataclass(frozen=True)
 class Simulator:
     """Decodes recordings one after the other.
@@ -241,37 +224,25 @@ class Simulator:
             floor: as of a worker, with its looks; None lets the policy have its way.
 
         Raises:
-            TraceError: the method is none of one chain of drafts, or a recording lacks the model
-                arm.
+            TraceError: the method is an oracle, or a recording lacks the model arm.
         """
-        if method.oracle or method.model == "tree":
+        if method.oracle:
             raise TraceError(f"method {method.name!r} cannot be simulated from recordings.")
-        rule = method.rule() if method.rule is not None else None
-        cache, sink = SuffixCache(method.drafting(self.settings)), _Sink(rule)
-        has_model = method.model == "chain"
-        router = DraftRouter(
-            cache,
-            method.policy,
-            self.token_classes,
-            sink,
-            has_model,
-            model_draft_tokens=min(
-                self.settings.model_draft_tokens, method.model_limit or MAX_DRAFT
-            ),
-            costs=LiveCosts(self.costs, live=False),
-            floor=floor,
-            choice=rule or choose,
+        cache, costs = (
+            SuffixCache(method.drafting(self.settings)),
+            LiveCosts(self.costs, live=False),
         )
+        router, log = method.router(self.settings, cache, self.token_classes, costs, floor)
         every = [*warm_up, *traces]
-        engine = Engine(router, cache, every, has_model, self.model_mean)
+        engine = Engine(router, cache, every, method.model, self.model_mean)
         warm = len(warm_up)
         made = [c for index in range(len(every)) for c in engine.decode(index)]
         cycles = [c._replace(trace=c.trace - warm) for c in made if c.trace >= warm]
-        asked = [(int(e.request), e.position, e) for e in sink.every if e.draft_len]
+        asked = [(int(e.request), e.position, e) for e in log.every if e.draft_len]
         kept = sorted(((i, p, e) for i, p, e in asked if i >= warm), key=lambda each: each[:2])
         return Cycles.of(cycles), from_events([event for *_, event in kept])
 
 
 def hybrid(name: str, policy: Policy) -> Method:
     """Cache drafts and a chain of model drafts, decided between by ``policy``."""
-    return Method(name, policy, "chain")
+    return Method(name, policy)

@@ -67,17 +67,16 @@ def test_an_effect_is_seen_and_found_where_it_is() -> None:
     assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
 
 
-def test_only_rounds_that_both_were_in_count_and_cost_may_stand_for_time() -> None:
-    def block(side: str, tokens: float, us: float, cost: float) -> Block:
-        return Block(side=side, steps=4, requests=1, tokens=tokens, us=us, cost_us=cost)
+def test_only_rounds_that_both_were_in_count() -> None:
+    def block(side: str, us: float) -> Block:
+        return Block(side=side, steps=4, requests=1, tokens=16, us=us, cost_us=2.0)
 
-    both = (block(CHAMPION, 16, 4.0, 2.0), block(TRIAL, 16, 2.0, 2.0), block(PLAIN, 16, 8.0, 8.0))
+    both = (block(CHAMPION, 4.0), block(TRIAL, 2.0), block(PLAIN, 8.0))
     rounds = [
         Round(scope="s", worker="w", life="ab", number=i, unit=i, time=1.0, blocks=blocks)
         for i, blocks in enumerate([both, both[::2], both])
     ]
     assert effect_of(rounds, TRIAL, CHAMPION).ratio == pytest.approx(2.0)
-    assert effect_of(rounds, TRIAL, CHAMPION, by_cost=True).ratio == pytest.approx(1.0)
     assert [effect_of(rounds, s, CHAMPION).pairs for s in (TRIAL, PLAIN)] == [2, 3]
 
 

@@ -25,8 +25,7 @@ from pipelines.lab.bench.serve.load import Selection, levels
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
 TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2 {% endfor %}"
-METHODS = ["greedy", "eagle3", "eagle3-tree", "suffix", "frequency:1", "arctic", "hybrid",
-           "hybrid-tree", "oracle"]  # fmt: skip
+METHODS = ["greedy", "eagle3", "suffix", "frequency:1", "arctic", "hybrid", "oracle"]
 
 
 @pytest.fixture(scope="module")

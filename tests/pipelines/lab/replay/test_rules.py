@@ -42,12 +42,11 @@ def run(traces: list[Trace], by: Method, accepts: float = 2.2) -> Cycles:
     return replace(SIMULATOR, model_mean=accepts).decode(traces, by)[0]
 
 
-def test_a_recording_without_a_model_arm_an_oracle_and_a_tree_are_refused() -> None:
+def test_a_recording_without_a_model_arm_and_an_oracle_are_refused() -> None:
     with pytest.raises(TraceError, match="--model-accepts"):
         model_acceptance(copying_traces(1, 1)[0], None)
-    for name in ("oracle", "eagle3-tree"):
-        with pytest.raises(TraceError, match=name):
-            run(copying_traces(1), method(name))
+    with pytest.raises(TraceError, match="oracle"):
+        run(copying_traces(1), method("oracle"))
 
 
 def test_what_warms_up_is_in_the_cache_and_not_counted() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from decoder.contracts.events import DECIMALS, DraftEvent, Origin, decode_batch
 from decoder.core.guards.floor import Floor
+from decoder.engines.reference.buckets import RuleLog
 from decoder.engines.reference.recording import record
-from decoder.engines.reference.session import EventLog, Session
+from decoder.engines.reference.session import Session
 from decoder.policy.first import first_policy
 from decoder.policy.rule import ARMS
 from learner.rows import COLUMNS, Rows, from_batch, from_events, joined
@@ -32,11 +33,11 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The records of what a session's router writes into its ring, as a carrier makes them."""
     records: list[bytes] = []
 
-    def put(log: EventLog, rows: np.ndarray) -> None:
+    def put(log: RuleLog, rows: np.ndarray) -> None:
         assert log.ring is not None
         records.append(log.ring.record(rows, Origin("scope", "worker", "1f"), len(records)))
 
-    monkeypatch.setattr(EventLog, "put", put)
+    monkeypatch.setattr(RuleLog, "put", put)
     return records
 
 
