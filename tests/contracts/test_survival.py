@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from decoder.contracts.bundle import BUCKET_ENDS, BUCKETS
 from decoder.contracts.features import FloatArray
-from decoder.policy.estimate import choose_each, survival
+from decoder.policy.estimate import survival
 from decoder.policy.loops import yields_of_places
 from decoder.policy.pricing import CostTable
-from decoder.policy.rule import Situation
 
 logits = st.lists(st.floats(-8, 8, width=32), min_size=BUCKETS, max_size=BUCKETS)
 
@@ -38,17 +37,6 @@ def test_survival_is_the_running_product_of_its_definition(values: list[float], 
 def test_a_chain_yields_a_geometric_sum(chance: float, k: int) -> None:
     yields = yields_of_places(np.full(k, np.log(chance / (1 - chance))), k)
     assert yields[-1] == pytest.approx(sum(chance**j for j in range(1, k + 1)), rel=1e-5)
-
-
-def test_costly_verification_cuts_drafts_to_their_likely_part() -> None:
-    curves = np.array([[0.9, 0.8, 0.3, 0.1]], np.float32)
-    no_model = np.zeros(1, np.float32)
-    lengths = [
-        int(choose_each(curves, no_model, np.array([1]), 1.0, Situation(table)).lengths[0])
-        for slope in (0.01, 0.2, 0.5, 0.95)
-        for table in (CostTable("t", (1, 11), (1.0, 1.0 + 10 * slope)),)
-    ]
-    assert lengths == [4, 3, 2, 0]
 
 
 @pytest.mark.parametrize(

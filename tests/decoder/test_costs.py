@@ -56,15 +56,6 @@ def test_a_profile_of_a_busy_moment_is_mended_by_service(seed: int) -> None:
     assert costs.table.drafting(1, 8) / plain == pytest.approx(9_000.0 / true(8), abs=0.08)
 
 
-def test_a_slower_machine_is_believed_for_sizes_seen_and_for_all_others() -> None:
-    costs = LiveCosts(PROFILE)
-    feed(costs, 1, 20_000.0)
-    assert costs.table.dense[1] == pytest.approx(20_000.0, rel=0.01)
-    assert costs.table.dense[64] == pytest.approx(
-        2 * PROFILE.dense[64], rel=0.12
-    )  # hoped to be less by its doubt
-
-
 @pytest.mark.parametrize("stall", [float("nan"), float("inf"), -1.0, 0.0])
 def test_a_senseless_time_is_ignored(stall: float) -> None:
     costs = LiveCosts(PROFILE)
@@ -72,6 +63,8 @@ def test_a_senseless_time_is_ignored(stall: float) -> None:
     before = costs.table
     feed(costs, 1, stall)
     assert costs.table is before
+    feed(costs, 10 * GRID[-1], 1e6)  # nor does a step beyond the grid do any harm
+    assert np.isfinite(costs.table.dense).all()
 
 
 def test_a_stalled_step_moves_no_size_beside_the_others() -> None:
@@ -84,15 +77,6 @@ def test_a_stalled_step_moves_no_size_beside_the_others() -> None:
         feed(one, 8, float(PROFILE.dense[8]), REFRESH - 1)
     for tokens in (1, 8, 16):
         assert costs.table.dense[tokens] == pytest.approx(calm.table.dense[tokens], rel=0.02)
-
-
-def test_drafting_is_what_a_step_took_above_verification() -> None:
-    costs = LiveCosts(PROFILE)
-    for _ in range(4 * REFRESH):
-        feed(costs, 5, float(PROFILE.dense[5]), 1)
-        feed(costs, 5, float(PROFILE.dense[5]) + 7_200.0, 1, drafted=4)
-    assert costs.table.drafting(4, 1) == pytest.approx(7_200.0, rel=0.05)
-    assert costs.table.drafting(0, 1) == 0.0
 
 
 def test_where_drafting_seems_to_save_time_longer_drafts_still_cost_more() -> None:
@@ -113,12 +97,6 @@ def test_without_a_profile_the_first_steps_set_the_unit() -> None:
     feed(costs, 1, 30_000.0, 3)
     assert costs.table.dense[1] == pytest.approx(30_000.0)
     assert costs.table.drafting(1, 1) == pytest.approx(GUESS * 30_000.0)
-
-
-def test_steps_beyond_the_grid_are_harmless() -> None:
-    costs = LiveCosts(PROFILE)
-    feed(costs, 10 * GRID[-1], 1e6)
-    assert np.isfinite(costs.table.dense).all()
 
 
 @given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=len(GRID)))

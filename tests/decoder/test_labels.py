@@ -6,13 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.features import FEATURES
-from decoder.core.router import Committed, DraftRouter, RequestOptions
+from decoder.core.router import Committed, RequestOptions
 from decoder.core.table import OPEN
-from decoder.drafting.suffix import SuffixCache
-from decoder.settings import WorkerSettings
-from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length
+from tests.conftest import naive_accepted_length
+from tests.decoder.simulated import Router
 from tests.engines.trials import drafts_in
 
 few = st.lists(st.integers(0, 1), min_size=1, max_size=20)
@@ -23,9 +21,7 @@ few = st.lists(st.integers(0, 1), min_size=1, max_size=20)
 def test_every_draft_keeps_its_own_place_however_many_wait(
     prompt: list[int], commits: list[list[int]]
 ) -> None:
-    sink, classes = KeepingSink(), np.zeros((VOCABULARY, 6), np.float32)
-    cache = SuffixCache(WorkerSettings())
-    router = DraftRouter(cache, frequency_policy("s", 1e9), classes, sink, has_model=False)
+    router = Router(1e9)
     router.start("r", np.array(prompt, np.int32), RequestOptions(1 << 20, 1 << 21))
     drafts: dict[int, list[int]] = {}  # by output tokens before it
     text: list[int] = []
@@ -44,8 +40,8 @@ def test_every_draft_keeps_its_own_place_however_many_wait(
         text += committed
         router.observe([Committed("r", committed, 0)], 1)
     router.close()
-    assert sorted(event.position for event in sink.events) == sorted(drafts)
-    for event in sink.events:
+    assert sorted(event.position for event in router.kept.events) == sorted(drafts)
+    for event in router.kept.events:
         draft, behind = drafts[event.position], text[event.position :]
         assert event.accepted == naive_accepted_length(draft, behind)
         assert event.features[FEATURES.index("streak")] == streaks[event.position]

@@ -50,7 +50,3 @@ def test_an_exception_stays_on_its_line() -> None:
     assert "ValueError: two\nlines" in str(
         said("failed", error=ValueError("two\nlines"))["exc_info"]
     )
-
-
-def test_no_line_holds_a_password_of_an_address() -> None:
-    assert "hunter2" not in str(said("no answer of %s", "http://anna:hunter2@host:5000"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from prometheus_client import REGISTRY
 
 from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.telemetry import metrics
+from tests.conftest import until
 from tests.decoder.small_disk import on_small_disk
 
 
@@ -24,35 +24,22 @@ def read(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(f"hvd_{name}", labels)
 
 
-def test_counters_grow_by_what_came_since() -> None:
-    first = status("a", tokens=5, cycles={"cache": 2})
-    second = status("a", tokens=7, cycles={"cache": 3, "model": 1}, refusals={"malformed": 1})
-    metrics.publish(first, None)
-    metrics.publish(second, first)
+def test_figures_are_what_came_since_and_what_is_in_force() -> None:
+    sums = [SideSums(steps=n, tokens=10.0 * n, us=2e6 * n) for n in (1, 3)]
+    first = status("a", tokens=5, cycles={"cache": 2}, sides={"plain": sums[0]}, fallback="none",
+                   fallbacks=1)  # fmt: skip
+    second = status("a", tokens=7, cycles={"cache": 3, "model": 1}, refusals={"malformed": 1},
+                    sides={"plain": sums[1]}, fallbacks=1)  # fmt: skip
+    for told, before, fallbacks in ((first, None, [1, 0, 0]), (second, first, [0, 0, 0])):
+        metrics.publish(told, before)
+        arms = [read("fallback", worker="a", arm=arm) for arm in metrics.FALLBACKS]
+        assert arms == fallbacks and read("fallbacks_total", worker="a") == 1
     assert read("tokens_total", worker="a") == 7
-    assert read("cycles_total", worker="a", arm="cache") == 3
-    assert read("cycles_total", worker="a", arm="model") == 1
+    assert [read("cycles_total", worker="a", arm=arm) for arm in ("cache", "model")] == [3, 1]
     assert read("refusals_total", worker="a", reason="malformed") == 1
-
-
-def test_what_each_side_made_of_its_steps_is_added_up() -> None:
-    one, two = (
-        status("d", sides={"plain": SideSums(steps=n, tokens=10.0 * n, us=2e6 * n)}) for n in (1, 3)
-    )
-    metrics.publish(one, None)
-    metrics.publish(two, one)
-    assert read("side_tokens_total", worker="d", side="plain") == 30
-    assert read("side_seconds_total", worker="d", side="plain") == 6
-    assert read("serving", worker="d", scope="s") == 1
-
-
-def test_the_arm_that_the_floor_has_in_force_is_shown_and_taken_back() -> None:
-    fallen, back = status("b", fallback="none", fallbacks=1), status("b", fallbacks=1)
-    metrics.publish(fallen, None)
-    assert [read("fallback", worker="b", arm=arm) for arm in metrics.FALLBACKS] == [1, 0, 0]
-    metrics.publish(back, fallen)
-    assert [read("fallback", worker="b", arm=arm) for arm in metrics.FALLBACKS] == [0, 0, 0]
-    assert read("fallbacks_total", worker="b") == 1
+    assert read("side_tokens_total", worker="a", side="plain") == 30
+    assert read("side_seconds_total", worker="a", side="plain") == 6
+    assert read("serving", worker="a", scope="s") == 1
 
 
 def test_every_metric_is_a_field_of_the_status_record() -> None:
@@ -127,10 +114,7 @@ def test_a_status_that_cannot_be_made_ends_no_page_and_none_is_counted_twice(
     monkeypatch.setattr(metrics, "FALLBACKS", None)  # fails at the end, after the counters
     page = metrics.MetricsPage(say, every_s=0.01)
     page.start()
-    until = time.monotonic() + 30.0
-    while len(said) < 5:
-        assert time.monotonic() < until, "the page does not go on"
-        time.sleep(0.01)
+    until(lambda: len(said) >= 5, "the page to go on")
     page.close()
     assert read("tokens_total", worker="half") == 5
     assert "were not published" in caplog.text

@@ -6,16 +6,13 @@ import numpy as np
 import pytest
 
 from decoder.core.requests import Committed, RequestOptions
-from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import STEP_TOKENS
-from tests.decoder.simulated import fixed
-from tests.decoder.simulated import make_router as bare_router
+from tests.decoder.simulated import Router
 
 
-def following(prompt: np.ndarray, options: RequestOptions) -> tuple[DraftRouter, int]:
+def following(prompt: np.ndarray, options: RequestOptions) -> tuple[Router, int]:
     """A router that has begun a request, and the bytes of what it holds for drafts by then."""
-    policy, has_model = fixed("cache")
-    router = bare_router(policy, has_model, floor=False)
+    router = Router()
     router.start("r", prompt, options)
     return router, router.cache.held_bytes
 
@@ -40,16 +37,11 @@ def test_beginning_a_request_indexes_nothing_of_it() -> None:
 def test_the_prompt_of_a_request_that_can_have_no_draft_is_not_indexed(
     options: RequestOptions,
 ) -> None:
-    router, held = following(np.arange(8_000, dtype=np.int32), options)
-    router.choose(["r"])
+    router, held = following(np.tile(np.arange(400, dtype=np.int32), 20), options)
+    assert [d.arm for d in router.choose(["r"])] == ["none"] and not router.kept.events
     assert not router.cache.waiting and router.cache.held_bytes == held
-
-
-def test_the_prompt_of_a_request_that_may_have_drafts_later_is_indexed() -> None:
-    router, _ = following(
-        np.arange(8_000, dtype=np.int32), RequestOptions(9, 1 << 20, min_tokens=1)
-    )
-    assert router.cache.waiting
+    later = RequestOptions(9, 1 << 20, min_tokens=1)
+    assert following(np.arange(8_000, dtype=np.int32), later)[0].cache.waiting
 
 
 def test_text_that_an_engine_writes_over_later_stays_what_it_was() -> None:

@@ -25,31 +25,23 @@ def test_no_batch_is_too_large_and_no_rate_too_small() -> None:
     assert rate.value == pytest.approx(LEAST, abs=0.01)
 
 
-def test_a_large_batch_is_remembered_for_as_many_steps_as_a_lone_request() -> None:
-    """After 128 steps of a rate of 1, what 256 steps of 3 had shown is not forgotten."""
-    for batch in (1, 64):
-        rate = LiveRate(1.0)
-        for _ in range(512):
-            rate.observe(committed=3 * batch, cycles=batch, time=1.0)
-        for _ in range(128):
-            rate.observe(committed=batch, cycles=batch, time=1.0)
-        assert 1.9 < rate.value < 2.4
-
-
-def test_a_lone_request_does_not_follow_the_batch_before_it_for_long() -> None:
+@pytest.mark.parametrize(
+    ("steps", "low", "high"),
+    [
+        # of as many steps whatever the batch: after 128 of a rate of 1, 512 of 3 are not forgotten
+        ([(512, 3, 1), (128, 1, 1)], 1.9, 2.4),
+        ([(512, 192, 64), (128, 64, 64)], 1.9, 2.4),
+        # a lone request does not follow the batch before it for long
+        ([(512, 64, 64), (512, 3, 1)], 2.5, 3.0),
+        # one step of few among steps of many forgets nothing
+        ([(512, 192, 64), (1, 1, 1), (16, 64, 64)], 2.8, 3.0),
+    ],
+)
+def test_so_many_steps_are_remembered(
+    steps: list[tuple[int, int, int]], low: float, high: float
+) -> None:
     rate = LiveRate(1.0)
-    for _ in range(512):
-        rate.observe(committed=64, cycles=64, time=1.0)
-    for _ in range(2 * 256):
-        rate.observe(committed=3, cycles=1, time=1.0)
-    assert rate.value > 2.5
-
-
-def test_one_step_of_few_among_steps_of_many_forgets_nothing() -> None:
-    rate = LiveRate(1.0)
-    for _ in range(512):
-        rate.observe(committed=3 * 64, cycles=64, time=1.0)
-    rate.observe(committed=1, cycles=1, time=1.0)
-    for _ in range(16):
-        rate.observe(committed=64, cycles=64, time=1.0)
-    assert rate.value > 2.8
+    for times, committed, cycles in steps:
+        for _ in range(times):
+            rate.observe(committed=committed, cycles=cycles, time=1.0)
+    assert low < rate.value <= high
