@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.admission import Admission, check_pace
-from decoder.contracts.bundle import (
-    ANY_SCOPE,
-    LAST_PUBLICATION,
-    LEAP,
-    OUTPUTS,
-    Kind,
-    Policy,
-)
+from decoder.contracts.bundle import ANY_SCOPE, LAST_PUBLICATION, LEAP, Policy
 from decoder.contracts.errors import PolicyRefused
-from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.probes import to_bytes
 from decoder.settings import WorkerSettings
 from decoder.worker import initial_policy
 from tests.conftest import random_policy
-
-
-def policy_of(kind: Kind, *hidden: int) -> Policy:
-    rng, widths = np.random.default_rng(0), (NUM_FEATURES, *hidden, OUTPUTS[kind])
-    layers = tuple(
-        (rng.normal(size=s).astype(np.float32) / s[0], np.zeros(s[1], np.float32))
-        for s in pairwise(widths)
-    )
-    return replace(random_policy(), kind=kind, layers=layers)
 
 
 def test_good_bundles_are_applied_and_bad_ones_counted_by_reason_and_said_once_each(
@@ -134,7 +115,8 @@ def test_a_policy_that_is_too_slow_is_refused_and_says_what_to_do() -> None:
     applied: list[Policy] = []
     desk = Admission("scope", applied.append)
     assert desk.offer(to_bytes(random_policy()))
-    assert not desk.offer(to_bytes(policy_of("survival", 700, 700)))
+    slow = random_policy(kind="survival", hidden=(700, 700))
+    assert not desk.offer(to_bytes(slow))
     assert desk.refusals == {"slow": 1} and len(applied) == 1
     with pytest.raises(PolicyRefused, match="make its network smaller"):
-        check_pace(policy_of("survival", 700, 700))
+        check_pace(slow)

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.telemetry import metrics
@@ -42,33 +43,19 @@ def test_figures_are_what_came_since_and_what_is_in_force() -> None:
     assert read("serving", worker="a", scope="s") == 1
 
 
-def test_every_metric_is_a_field_of_the_status_record() -> None:
-    named = {*metrics.COUNTS, *metrics.COUNTS_BY, *metrics.LEVELS}
-    assert named <= set(WorkerStatus.model_fields)
-
-
 WRITER = """
 from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.telemetry.metrics import publish
 publish(WorkerStatus(process="w", scope="s", time=0.0, tokens=3, policy_version=4), None)
 """
-READER = """
-from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-registry = CollectorRegistry()
-multiprocess.MultiProcessCollector(registry)
-print(generate_latest(registry).decode())
-"""
 
 
 def test_another_process_shows_what_the_worker_wrote(tmp_path: Path) -> None:
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    run = [sys.executable, "-c"]
-    subprocess.run([*run, WRITER], env=environment, check=True)
-    done = subprocess.run(
-        [*run, READER], env=environment, check=True, capture_output=True, text=True
-    )
-    assert 'hvd_tokens_total{worker="w"} 3.0' in done.stdout
-    assert 'hvd_policy_version{worker="w"} 4.0' in done.stdout
+    subprocess.run([sys.executable, "-c", WRITER], env=environment, check=True)
+    MultiProcessCollector(registry := CollectorRegistry(), str(tmp_path))
+    for name, value in (("tokens_total", 3), ("policy_version", 4)):
+        assert registry.get_sample_value(f"hvd_{name}", {"worker": "w"}) == value
 
 
 PAGE = """
@@ -118,3 +105,32 @@ def test_a_status_that_cannot_be_made_ends_no_page_and_none_is_counted_twice(
     page.close()
     assert read("tokens_total", worker="half") == 5
     assert "were not published" in caplog.text
+
+
+GROWS = """
+import os, sys
+from decoder.telemetry import mapped
+mapped.install()
+from prometheus_client import CollectorRegistry, Counter, generate_latest, multiprocess
+
+folder = os.environ["PROMETHEUS_MULTIPROC_DIR"]
+def page():
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    return generate_latest(registry).decode()
+
+counter = Counter("asked", "Asked.", ["of"])
+for number in range(2_000):  # more than the 64 KiB that there are
+    counter.labels(str(number)).inc()
+told = page().count("asked_total{")
+print(0 < told < 2_000, counter.labels("1999")._value.get() == 1.0)
+os.system(f"rm {folder}/*")  # whatever somebody does to it
+counter.labels("1").inc()
+"""
+
+
+def test_a_disk_that_fills_ends_nobody_and_is_told_of_once(tmp_path: Path) -> None:
+    done = on_small_disk(tmp_path, "PROMETHEUS_MULTIPROC_DIR", GROWS, 72, 0)
+    assert done.returncode == 0, done
+    assert done.stdout.split()[:2] == ["True"] * 2
+    assert done.stderr.count("not published") == 1

@@ -1,4 +1,8 @@
-"""The router against a target that is a list of tokens: what is chosen, committed and labelled."""
+"""The router against a target that is a list of tokens: what is chosen, committed and labelled.
+
+A prompt is indexed in steps, and only where it can be copied from. A draft's label is its longest
+common prefix with what was committed behind it, and no more.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from decoder.contracts.features import FEATURES
 from decoder.core.costs import LiveCosts
 from decoder.core.router import Committed, RequestOptions
-from tests.conftest import random_policy
+from decoder.core.table import OPEN
+from decoder.drafting.suffix import STEP_TOKENS
+from tests.conftest import naive_accepted_length, random_policy
 from tests.decoder.simulated import Router, decode_all
+from tests.engines.trials import drafts_in
 
 EOS = 0
 
@@ -99,3 +109,84 @@ def test_costs_are_learned_from_steps_like_any_other(
     router.choose(["a"])
     router.observe([Committed("a", [4], 0)], step_tokens, usual)
     assert router.costs.steps == told
+
+
+def following(prompt: np.ndarray, options: RequestOptions) -> tuple[Router, int]:
+    """A router that has begun a request, and the bytes of what it holds for drafts by then."""
+    router = Router()
+    router.start("r", prompt, options)
+    return router, router.cache.held_bytes
+
+
+def test_beginning_a_request_indexes_nothing_of_it() -> None:
+    long = np.arange(128_000, dtype=np.int32)
+    options = RequestOptions(100, 1 << 20)
+    router, held = following(long, options)
+    assert held == following(long[:3], options)[1]
+    steps = 0
+    while router.cache.waiting:
+        router.choose(["r"])
+        steps += 1
+    assert steps == -(-len(long) // STEP_TOKENS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [RequestOptions(1, 1 << 20), RequestOptions(100, 1 << 20, speculate=False),
+     RequestOptions(100, 8_001)],
+)  # fmt: skip
+def test_the_prompt_of_a_request_that_can_have_no_draft_is_not_indexed(
+    options: RequestOptions,
+) -> None:
+    router, held = following(np.tile(np.arange(400, dtype=np.int32), 20), options)
+    assert [d.arm for d in router.choose(["r"])] == ["none"] and not router.kept.events
+    assert not router.cache.waiting and router.cache.held_bytes == held
+    later = RequestOptions(9, 1 << 20, min_tokens=1)
+    assert following(np.arange(8_000, dtype=np.int32), later)[0].cache.waiting
+
+
+def test_text_that_an_engine_writes_over_later_stays_what_it_was() -> None:
+    row = np.tile(np.arange(2, 30, dtype=np.int32), 3)
+    router, _ = following(row, RequestOptions(100, 1 << 20))
+    row[:] = 1
+    router.observe([Committed("r", [2], 0)], len(row))
+    router.choose(["r"])
+    router.observe([Committed("r", [3], 0)], 1)
+    (decision,) = router.choose(["r"])
+    assert list(decision.tokens)[:4] == [4, 5, 6, 7]
+
+
+few = st.lists(st.integers(0, 1), min_size=1, max_size=20)
+
+
+@settings(max_examples=60)
+@given(few, st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), max_size=60))
+def test_every_draft_keeps_its_own_place_however_many_wait(
+    prompt: list[int], commits: list[list[int]]
+) -> None:
+    router = Router(1e9)
+    router.start("r", np.array(prompt, np.int32), RequestOptions(1 << 20, 1 << 21))
+    drafts: dict[int, list[int]] = {}  # by output tokens before it
+    text: list[int] = []
+    streaks = {}
+    for committed in commits:
+        waiting = [
+            at for at, draft in drafts.items()
+            if naive_accepted_length(draft, text[at:]) == len(text) - at < len(draft)
+        ]  # fmt: skip
+        table = router.table.arrays
+        assert table.requests[router.table.slots["r"], OPEN] == len(waiting)
+        router.choose(["r"])
+        for *_, tokens in drafts_in(router, ["r"]):
+            drafts[len(text)] = tokens
+            streaks[len(text)] = max((len(text) - at for at in waiting), default=0)
+        text += committed
+        router.observe([Committed("r", committed, 0)], 1)
+    router.close()
+    assert sorted(event.position for event in router.kept.events) == sorted(drafts)
+    for event in router.kept.events:
+        draft, behind = drafts[event.position], text[event.position :]
+        assert event.accepted == naive_accepted_length(draft, behind)
+        assert event.features[FEATURES.index("streak")] == streaks[event.position]
+        censored = event.accepted == len(behind) < len(draft)
+        assert event.censored == ("abort" if censored else "")

@@ -185,9 +185,7 @@ def test_a_seal_is_good_for_what_it_sealed_alone() -> None:
 
 
 @pytest.mark.parametrize("source", ["middleware", "client", "shared"])
-def test_what_has_no_seal_counts_only_where_the_operator_says_so(
-    source: Any,
-) -> None:
+def test_what_has_no_seal_counts_only_where_the_operator_says_so(source: Any) -> None:
     identities = Identities(KEY.encode(), source)
     named = identities.of({"hvd_tenant": "t" * 8000, "hvd_salt": "s"}, "r")
     other = identities.of({"hvd_tenant": "t" * 8000 + "u", "hvd_salt": "s"}, "r")

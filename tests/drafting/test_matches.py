@@ -156,9 +156,7 @@ limited = st.tuples(
 @settings(max_examples=300, deadline=None)
 @given(pieces, limited, st.integers(1, 64))
 def test_a_draft_is_its_definition(
-    written: list[tuple[int, int, list[int]]],
-    limits: tuple[float, float, float],
-    most: int,
+    written: list[tuple[int, int, list[int]]], limits: tuple[float, float, float], most: int
 ) -> None:
     texts = Texts()
     for index, stream, tokens in written:

@@ -254,8 +254,7 @@ def hostile_salts(cache: SuffixCache) -> None:
 
 
 @pytest.mark.parametrize(
-    "flood",
-    [hostile_names, hostile_outputs, hostile_prompts, hostile_never_ending, hostile_salts],
+    "flood", [hostile_names, hostile_outputs, hostile_prompts, hostile_never_ending, hostile_salts]
 )
 def test_a_quiet_tenant_keeps_its_floor_whatever_others_bring(flood) -> None:  # type: ignore[no-untyped-def]
     budget = 8 * MIB

@@ -129,8 +129,7 @@ def test_a_broker_may_come_late_and_an_outage_beyond_the_memory_drops_the_newest
 
 
 def test_a_worker_that_closes_without_a_broker_says_what_it_lost(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nobody = f"127.0.0.1:{machine.free_port()}"
     monkeypatch.setattr("decoder.telemetry.handover.CLOSE_TIMEOUT_S", 0.5)
