@@ -45,11 +45,6 @@ class KeepingSink(Log):
 
 
 @pytest.fixture
-def sink() -> KeepingSink:
-    return KeepingSink()
-
-
-@pytest.fixture
 def token_classes() -> np.ndarray:
     rng = np.random.default_rng(0)
     return (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.3).astype(np.float32)

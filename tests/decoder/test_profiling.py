@@ -69,14 +69,6 @@ def test_a_slow_machine_is_asked_for_fewer_sizes(slow: float, clock: Clock) -> N
     assert 1 <= table.tokens[-1] < 256
 
 
-def test_every_size_of_few_tokens_is_timed(clock: Clock) -> None:
-    """A processor's few rows: two take longer than one or four, six no longer than three."""
-    few = dict(enumerate((35.1, 43.0, 37.3, 36.5, 36.4, 36.3, 39.0, 40.5), start=1))
-    table = profile("here", clock.step(lambda n: few.get(n, 32.0 + n) / 1e3), most=64)
-    assert table.time(6) / table.time(3) < 1.01 < 1.06 < table.time(8) / table.time(6)
-    assert table.time(3) <= 1e6 * 0.0400, "not what a line from two tokens to four would say"
-
-
 def test_sizes_are_those_of_the_graphs_and_what_lies_behind_them() -> None:
     graphs = (1, 2, 4, *range(8, 513, 8))
     coarse, *_ = levels(2048, graphs)

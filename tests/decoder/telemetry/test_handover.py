@@ -181,8 +181,11 @@ def test_no_carrier_outlives_its_parent_and_what_waits_is_sent_or_said(
     ) as parent:  # fmt: skip
         assert parent.stdout is not None and parent.stderr is not None
         carrier, child = map(psutil.Process, map(int, parent.stdout.readline().split()))
-        for by in (signal.SIGKILL,) if there else (signal.SIGINT, signal.SIGTERM):
-            parent.kill() if there else os.killpg(parent.pid, by)
+        if there:
+            parent.kill()
+        else:
+            os.killpg(parent.pid, signal.SIGINT)
+            os.killpg(parent.pid, signal.SIGTERM)
         parent.wait(30)
         carrier.wait(30)
         said = parent.stderr.read()
