@@ -6,6 +6,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from kafka import admin  # noqa: F401
 
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import OUTPUTS, Kind, Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
 from decoder.contracts.settings import KafkaSettings
@@ -41,11 +42,6 @@ class KeepingSink(Log):
     def events(self) -> list[DraftEvent]:
         """Those of cache drafts."""
         return [event for event in self.every if event.draft_len]
-
-
-@pytest.fixture
-def sink() -> KeepingSink:
-    return KeepingSink()
 
 
 @pytest.fixture
@@ -78,15 +74,17 @@ def until(
         time.sleep(pause)
 
 
-def random_policy(seed: int = 0, scope: str = "scope", version: int = 1) -> Policy:
-    """A payoff policy with random weights of the paper's shape, carrying probes."""
+def random_policy(
+    seed: int = 0, scope: str = "scope", version: int = 1, kind: Kind = "payoff",
+    hidden: Sequence[int] = (256, 256),
+) -> Policy:  # fmt: skip
+    """A policy with random weights, of the paper's shape unless told otherwise, carrying probes."""
     rng = np.random.default_rng(seed)
-    shapes = ((NUM_FEATURES, 256), (256, 256), (256, 1))
     layers = tuple(
         ((rng.normal(size=s) / np.sqrt(s[0])).astype(np.float32), np.full(s[1], 0.1, np.float32))
-        for s in shapes
+        for s in pairwise((NUM_FEATURES, *hidden, OUTPUTS[kind]))
     )
-    policy = Policy(scope=scope, version=version, threshold=1.5, layers=layers)
+    policy = Policy(scope=scope, version=version, threshold=1.5, kind=kind, layers=layers)
     return policy.with_probes(rng.random((20, NUM_FEATURES)).astype(np.float32) * 8)
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
+import logging
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +19,7 @@ from decoder.contracts.errors import (
 from decoder.contracts.redacted import for_anybody, redacted, told
 from decoder.contracts.settings import KafkaSettings
 from decoder.kafka.tokens import Tokens
+from learner.__main__ import _log
 from learner.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines import doctor
@@ -135,24 +133,17 @@ def test_a_password_that_is_not_quoted_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert "hunter" not in str(away.value)
 
 
-def test_a_learners_log(kafka: KafkaSettings, tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "HVD_KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-        TRACKING_VARIABLE: "http://anna:hunter2@127.0.0.1:9",
-        "HVD_LEARNER_STATE_DIR": str(tmp_path / "state"),
-    }
-    log = tmp_path / "log"
-    with log.open("wb") as file:
-        learner = subprocess.Popen(
-            [sys.executable, "-m", "learner"], env=environment, stdout=file, stderr=file
-        )
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_learners_log(
+    form: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    _log(form)
+    address = "http://anna:hunter2@127.0.0.1:9"
     try:
-        deadline = time.monotonic() + 240
-        while "could not list models" not in log.read_text():
-            assert learner.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
-    finally:
-        learner.terminate()
-        learner.wait(60)
-    assert "hunter2" not in log.read_text() and "***@127.0.0.1:9" in log.read_text()
+        raise ValueError(f"no answer of {address}")
+    except ValueError as error:
+        logging.getLogger("learner.registry").exception("could not list models: %s", error)
+    said = capsys.readouterr().err
+    assert "hunter2" not in said and said.count("***@127.0.0.1:9") == 2

@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import (
-    LIMITS,
-    DraftEvent,
-    Origin,
-    decode_batch,
-    encode_batch,
-)
+from decoder.contracts.events import LIMITS, DraftEvent, Origin, decode_batch, encode_batch
 from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.identity import Pseudonyms, is_pseudonym, is_readable
 

@@ -16,6 +16,7 @@ from decoder.contracts.bundle import BUCKETS, Policy, frequency_policy
 from decoder.contracts.features import NUM_FEATURES
 from decoder.core.choice import Chosen
 from decoder.core.costs import LiveCosts
+from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, DraftRouter, RequestOptions
 from decoder.drafting.suffix import SuffixCache
@@ -26,6 +27,7 @@ from decoder.settings import WorkerSettings
 from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length
 
 K = 4
+CLASSES = np.zeros((VOCABULARY, 6), np.float32)
 Accepts = Callable[[int], int]
 """Accepted length of the model draft at an output position."""
 
@@ -76,12 +78,45 @@ class Run:
         return sum(self.tokens[first:last]) / sum(self.time[first:last])
 
 
-def make_router(policy: Policy, has_model: bool, floor: bool) -> DraftRouter:
-    classes = np.zeros((VOCABULARY, 6), np.float32)
-    return DraftRouter(
-        SuffixCache(WorkerSettings()), policy, classes, KeepingSink(), has_model,
-        model_draft_tokens=K, floor=Floor(has_model) if floor else None,
-    )  # fmt: skip
+class Router(DraftRouter):
+    """With a cache, and a sink that keeps its events; a number stands for counting from it on."""
+
+    def __init__(
+        self, policy: Policy | float = 0.0, has_model: bool = False, *,
+        cache: SuffixCache | None = None, classes: np.ndarray = CLASSES, sink: Sink | None = None,
+        **rest: Any,
+    ) -> None:  # fmt: skip
+        self.kept = KeepingSink()
+        policy = policy if isinstance(policy, Policy) else frequency_policy("s", policy)
+        cache = cache or SuffixCache(WorkerSettings())
+        super().__init__(cache, policy, classes, sink or self.kept, has_model, **rest)
+
+    def begin(self, names: Sequence[str], prompt: Sequence[int]) -> None:
+        """Start requests, each of which repeats the first token of its prompt."""
+        for name in names:
+            self.start(name, np.array(prompt, np.int32), RequestOptions(400, 4096))
+            self.observe([Committed(name, [prompt[0]], 0, len(prompt) + 1)], len(prompt))
+
+
+def decode_all(
+    router: DraftRouter, name: str, prompt: list[int], output: list[int], options: RequestOptions
+) -> None:
+    """Decode ``output`` as an engine does: what agrees is accepted, and a token added."""
+    router.start(name, np.array(prompt, np.int32), options)
+    router.observe([Committed(name, output[:1], 0)], 1)
+    done = 1
+    while name in router and done < len(output):
+        draft = list(router.choose([name])[0].tokens)
+        committed = output[done : done + naive_accepted_length(draft, output[done:]) + 1]
+        done += len(committed)
+        router.observe([Committed(name, committed, len(draft))], 1 + len(draft))
+    router.stop(name, "abort")
+    router.settle()
+
+
+def make_router(policy: Policy, has_model: bool, floor: bool) -> Router:
+    guard = Floor(has_model) if floor else None
+    return Router(policy, has_model, model_draft_tokens=K, floor=guard)
 
 
 def fixed(arm: str) -> tuple[Policy, bool]:

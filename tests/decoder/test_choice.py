@@ -1,4 +1,4 @@
-"""The compiled step chooses what its definitions choose, and nothing beats it."""
+"""Survival is its definition; the compiled step chooses what its own choose; nothing beats it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.bundle import BUCKETS, OUTPUTS, Kind, Policy
+from decoder.contracts.bundle import BUCKET_ENDS, BUCKETS, OUTPUTS, Kind, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.core.choice import Chosen, choose
-from decoder.policy.estimate import choose_each, decide_each, estimate, network
-from decoder.policy.loops import draft_length, share_out
+from decoder.policy.estimate import choose_each, decide_each, estimate, network, survival
+from decoder.policy.loops import draft_length, share_out, yields_of_places
 from decoder.policy.pricing import (
     MAX_TOKENS,
     NOMINAL,
@@ -46,26 +46,60 @@ def shared(
     )
 
 
+logits = st.lists(st.floats(-8, 8, width=32), min_size=BUCKETS, max_size=BUCKETS)
+
+
+def naive_survival(logits: np.ndarray, length: int) -> list[float]:
+    """The definition, one position at a time."""
+    alive, curve = 1.0, []
+    for position in range(1, length + 1):
+        bucket = sum(position > end for end in BUCKET_ENDS)
+        alive *= 1.0 - 1.0 / (1.0 + float(np.exp(-np.float64(logits[bucket]))))
+        curve.append(alive)
+    return curve
+
+
+@given(logits, st.integers(1, 512))
+def test_survival_is_the_running_product_of_its_definition(values: list[float], n: int) -> None:
+    (curve,) = survival(np.array([values], np.float32), np.array([n]))
+    assert np.allclose(curve, naive_survival(np.array(values), n), atol=1e-5)
+    assert (np.diff(curve) <= 0).all()
+
+
+@given(st.floats(0.001, 0.999), st.integers(1, 8))
+def test_a_chain_yields_a_geometric_sum(chance: float, k: int) -> None:
+    yields = yields_of_places(np.full(k, np.log(chance / (1 - chance))), k)
+    assert yields[-1] == pytest.approx(sum(chance**j for j in range(1, k + 1)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "times"),
+    [((2, 4), (1.0, 2.0)), ((1, 1), (1.0, 2.0)), ((1, 2), (1.0, np.nan)), ((1, 2), (0.0, 1.0))],
+)
+def test_a_table_that_makes_no_sense_is_refused(
+    tokens: tuple[int, ...], times: tuple[float, ...]
+) -> None:
+    with pytest.raises(ValueError, match="cost table"):
+        CostTable("t", tokens, times)
+
+
 curve = st.lists(st.floats(0.015625, 1.0, width=32), max_size=4).map(
     lambda c: sorted(c, reverse=True)
 )
-situations = st.builds(
-    lambda slope, jump, draft, k: (
-        Situation(
-            CostTable("t", (1, 4, 5, MAX_TOKENS), (1.0, 1 + 3 * slope, 1 + 4 * slope + jump, 1e4)),
-            k,
-        )
-        if draft < 0
-        else Situation(
-            CostTable("t", (1, MAX_TOKENS), (1.0, 1.0 + slope * (MAX_TOKENS - 1)), draft_us=draft),
-            k,
-        )
+slopes = st.floats(0.0, 0.5)
+stepped = st.builds(
+    lambda slope, jump: CostTable(
+        "t", (1, 4, 5, MAX_TOKENS), (1.0, 1 + 3 * slope, 1 + 4 * slope + jump, 1e4)
     ),
-    st.floats(0.0, 0.5),
-    st.floats(0.0, 1.0),
-    st.floats(-0.2, 1.0),
-    st.integers(0, 3),
-)
+    slopes, st.floats(0.0, 1.0),
+)  # fmt: skip
+straight = st.builds(
+    lambda slope, draft: CostTable(
+        "t", (1, MAX_TOKENS), (1.0, 1.0 + slope * (MAX_TOKENS - 1)), draft_us=draft
+    ),
+    slopes, st.floats(0.0, 1.0),
+)  # fmt: skip
+situations = st.builds(Situation, stepped | straight, st.integers(0, 3))
 
 
 def padded(curves: list[list[float]]) -> np.ndarray:
@@ -205,14 +239,6 @@ def test_a_lone_request_is_decided_as_the_learner_replays_it(
     theirs = decide_each(policy, found, mine.model, Situation(NOMINAL, k), np.array([1]), 2.0)
     assert mine.expected == pytest.approx(found.expected, rel=1e-4)
     assert (mine.arms, mine.lengths) == (theirs.arms, theirs.lengths)
-
-
-def test_a_step_without_any_draft_still_chooses() -> None:
-    nothing = np.zeros((0, NUM_FEATURES), np.float32), np.zeros(0, np.int64)
-    for chance, arm in ((0.95, MODEL), (0.01, NONE)):
-        dear = replace(NOMINAL, draft_us=0.5)
-        step = choose(a_policy("survival"), *nothing, 2, 2, dear, 2.0, 4, odds=even(chance))
-        assert step.arms.tolist() == [arm, arm]
 
 
 tables = st.builds(

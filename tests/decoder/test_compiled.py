@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from decoder.compiled import HANDLE, MATRIX, REAL, WHOLES, Handle, compiled, opener, record
+from decoder.core.requests import RequestOptions
+from decoder.policy.first import first_policy
+from tests.decoder.simulated import Router, decode_all
 from tests.decoder.small_disk import on_small_disk
 
 
@@ -36,18 +40,26 @@ def test_a_function_that_can_be_kept_nowhere_is_compiled_all_the_same() -> None:
     assert compiled((REAL, REAL))(made["plus"])(1.5, 2.0) == 3.5
 
 
-LOOPS = """
-import numpy as np
+ALIVE = """
 from decoder import compiled
-from decoder.policy import loops
-made = compiled.compiled()(lambda a, b: a + b)  # when it is called, as most are
-print("alive", made(1, 2))
+at_once = compiled.compiled((compiled.REAL,))(lambda a: a + 1)
+late = compiled.compiled()(lambda a, b: a + b)  # when it is called, as most are
+print("alive", late(1, 2))
 """
+
+
+def run(*arguments: str, folder: str = "") -> str:
+    """What a Python of its own says."""
+    path = f"{folder}{Path(__file__).parents[2]}"
+    return subprocess.run(
+        [sys.executable, *arguments], env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
 
 
 def test_a_full_disk_keeps_nothing_and_stops_nothing(tmp_path: Path) -> None:
     script = tmp_path.with_suffix(".py")
-    script.write_text(LOOPS)
+    script.write_text(ALIVE)
     done = on_small_disk(tmp_path, "NUMBA_CACHE_DIR", script, 8, 2)
     assert done.stdout.startswith("alive 3\n"), done
 
@@ -80,49 +92,26 @@ for each in (taking, taking_plain, taking_number):
 
 
 def test_what_is_kept_on_disk_follows_what_it_takes_from_another_file(tmp_path: Path) -> None:
-    def run() -> str:
-        path = f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"
-        return subprocess.run(
-            [sys.executable, "-m", "taking"], env={**os.environ, "PYTHONPATH": path},
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
-
+    taking = partial(run, "-m", "taking", folder=f"{tmp_path}{os.pathsep}")
     (tmp_path / "taken.py").write_text(TAKEN)
     (tmp_path / "taking.py").write_text(TAKING)
-    assert [run(), run()] == ["6.0 0\n" * 3, "6.0 1\n" * 3]
+    assert [taking(), taking()] == ["6.0 0\n" * 3, "6.0 1\n" * 3]
     (tmp_path / "taken.py").write_text(TAKEN.replace("2.0", "3.0"))
-    assert run() == "4.0 0\n" * 3
+    assert taking() == "4.0 0\n" * 3
 
 
-STEPS = """
-import numpy as np
-from decoder.core.events import Log
-from decoder.core.requests import RequestOptions
-from decoder.core.router import DraftRouter
-from decoder.drafting.suffix import SuffixCache
-from decoder.policy.first import first_policy
-from decoder.settings import WorkerSettings
-from tests.decoder.test_router import Target
-log, text = Log(), np.random.default_rng(0).integers(0, 4, 90).tolist()
-cache, classes = SuffixCache(WorkerSettings()), np.zeros((9, 6), np.float32)
-router = DraftRouter(cache, first_policy("s"), classes, log, True)
-Target(router, text).run("r", text[:30], RequestOptions(60, 4096))
-router.close()
-told = [(e.arm, e.draft_len, e.verified_len, e.accepted, e.label) for e in log.every]
-print(told, [round(e.predicted, 3) for e in log.every])
-"""
+def steps() -> list[tuple[object, ...]]:
+    """What a worker decides of a text that copies itself, and what came of it."""
+    text = np.random.default_rng(0).integers(0, 4, 90).tolist()
+    router = Router(first_policy("s"), True)
+    decode_all(router, "r", text[:30], text, RequestOptions(60, 4096))
+    return [(e.arm, e.draft_len, e.accepted, round(e.predicted, 3)) for e in router.kept.every]
 
 
 def test_a_worker_without_numba_decides_as_one_with_it() -> None:
-    def told(before: str) -> str:
-        path = str(Path(__file__).parents[2])
-        return subprocess.run(
-            [sys.executable, "-c", before + STEPS], env={**os.environ, "PYTHONPATH": path},
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
-
-    with_it = told("")
-    assert "cache" in with_it and with_it == told("import sys; sys.modules['numba'] = None")
+    without = "import sys; sys.modules['numba'] = None; from tests.decoder import test_compiled"
+    mine, theirs = steps(), run("-c", f"{without}; print(test_compiled.steps())")
+    assert theirs == f"{mine}\n" and "cache" in theirs
 
 
 def test_a_handle_stands_for_the_arrays_it_was_asked_for() -> None:

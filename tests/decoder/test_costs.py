@@ -1,4 +1,4 @@
-"""Live costs follow the machine, and nothing that happens once moves them for long."""
+"""Live costs follow the machine, and the rate what is committed; no single step moves them long."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from decoder.core.costs import GRID, GUESS, REFRESH, LiveCosts
+from decoder.core.rate import LEAST, LiveRate
 from decoder.policy.pricing import FEW, NOMINAL, CostTable
 
 PROFILE = CostTable("here", (1, 65), (10_000.0, 42_000.0), draft_us=0.0, draft_token_us=900.0)
@@ -56,15 +57,6 @@ def test_a_profile_of_a_busy_moment_is_mended_by_service(seed: int) -> None:
     assert costs.table.drafting(1, 8) / plain == pytest.approx(9_000.0 / true(8), abs=0.08)
 
 
-def test_a_slower_machine_is_believed_for_sizes_seen_and_for_all_others() -> None:
-    costs = LiveCosts(PROFILE)
-    feed(costs, 1, 20_000.0)
-    assert costs.table.dense[1] == pytest.approx(20_000.0, rel=0.01)
-    assert costs.table.dense[64] == pytest.approx(
-        2 * PROFILE.dense[64], rel=0.12
-    )  # hoped to be less by its doubt
-
-
 @pytest.mark.parametrize("stall", [float("nan"), float("inf"), -1.0, 0.0])
 def test_a_senseless_time_is_ignored(stall: float) -> None:
     costs = LiveCosts(PROFILE)
@@ -72,6 +64,8 @@ def test_a_senseless_time_is_ignored(stall: float) -> None:
     before = costs.table
     feed(costs, 1, stall)
     assert costs.table is before
+    feed(costs, 10 * GRID[-1], 1e6)  # nor does a step beyond the grid do any harm
+    assert np.isfinite(costs.table.dense).all()
 
 
 def test_a_stalled_step_moves_no_size_beside_the_others() -> None:
@@ -84,15 +78,6 @@ def test_a_stalled_step_moves_no_size_beside_the_others() -> None:
         feed(one, 8, float(PROFILE.dense[8]), REFRESH - 1)
     for tokens in (1, 8, 16):
         assert costs.table.dense[tokens] == pytest.approx(calm.table.dense[tokens], rel=0.02)
-
-
-def test_drafting_is_what_a_step_took_above_verification() -> None:
-    costs = LiveCosts(PROFILE)
-    for _ in range(4 * REFRESH):
-        feed(costs, 5, float(PROFILE.dense[5]), 1)
-        feed(costs, 5, float(PROFILE.dense[5]) + 7_200.0, 1, drafted=4)
-    assert costs.table.drafting(4, 1) == pytest.approx(7_200.0, rel=0.05)
-    assert costs.table.drafting(0, 1) == 0.0
 
 
 def test_where_drafting_seems_to_save_time_longer_drafts_still_cost_more() -> None:
@@ -113,12 +98,6 @@ def test_without_a_profile_the_first_steps_set_the_unit() -> None:
     feed(costs, 1, 30_000.0, 3)
     assert costs.table.dense[1] == pytest.approx(30_000.0)
     assert costs.table.drafting(1, 1) == pytest.approx(GUESS * 30_000.0)
-
-
-def test_steps_beyond_the_grid_are_harmless() -> None:
-    costs = LiveCosts(PROFILE)
-    feed(costs, 10 * GRID[-1], 1e6)
-    assert np.isfinite(costs.table.dense).all()
 
 
 @given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=len(GRID)))
@@ -143,3 +122,43 @@ def test_what_few_tokens_take_is_followed_where_it_does_not_ascend() -> None:
         costs.observe(tokens, 1, 0, few[tokens])
     found = [costs.table.time(n) for n in few]
     assert found[1] > 1.1 * max(found[2:6]) and found[1] > 1.1 * found[0]
+
+
+def test_a_step_counts_by_its_requests() -> None:
+    """One step of eight requests and eight steps of one weigh the same."""
+    together, alone = LiveRate(1.0), LiveRate(1.0)
+    for _ in range(50):
+        together.observe(committed=16, cycles=8, time=1.0)
+        for _ in range(8):
+            alone.observe(committed=2, cycles=1, time=1.0)
+    assert together.value == pytest.approx(alone.value, rel=0.02)
+
+
+def test_no_batch_is_too_large_and_no_rate_too_small() -> None:
+    rate = LiveRate(2.0)
+    rate.observe(committed=5000, cycles=5000, time=1.0)
+    assert rate.value == pytest.approx(1.0, abs=0.01)
+    rate.observe(committed=0, cycles=5000, time=1.0)
+    assert rate.value == pytest.approx(LEAST, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("steps", "low", "high"),
+    [
+        # of as many steps whatever the batch: after 128 of a rate of 1, 512 of 3 are not forgotten
+        ([(512, 3, 1), (128, 1, 1)], 1.9, 2.4),
+        ([(512, 192, 64), (128, 64, 64)], 1.9, 2.4),
+        # a lone request does not follow the batch before it for long
+        ([(512, 64, 64), (512, 3, 1)], 2.5, 3.0),
+        # one step of few among steps of many forgets nothing
+        ([(512, 192, 64), (1, 1, 1), (16, 64, 64)], 2.8, 3.0),
+    ],
+)
+def test_so_many_steps_are_remembered(
+    steps: list[tuple[int, int, int]], low: float, high: float
+) -> None:
+    rate = LiveRate(1.0)
+    for times, committed, cycles in steps:
+        for _ in range(times):
+            rate.observe(committed=committed, cycles=cycles, time=1.0)
+    assert low < rate.value <= high

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.bundle import frequency_policy
 from decoder.core.costs import LiveCosts
-from decoder.core.events import Sink
 from decoder.core.guards.floor import PROBE_EVERY, Floor
-from decoder.core.router import Committed, DraftRouter, RequestOptions
+from decoder.core.router import Committed, RequestOptions
 from decoder.core.table import LENGTH
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import NOMINAL
 from decoder.settings import WorkerSettings
-from tests.conftest import KeepingSink
-from tests.decoder.simulated import trusting_policy
+from tests.decoder.simulated import Router, trusting_policy
 
 OPTIONS = RequestOptions(400, 4096)
 
@@ -40,28 +37,9 @@ class FailingCache(SuffixCache):
         return called
 
 
-def make(
-    sink: Sink,
-    classes: np.ndarray,
-    policy: Policy,
-    cache: SuffixCache | None = None,
-    **rest: Any,
-) -> DraftRouter:
-    cache = cache or SuffixCache(WorkerSettings())
-    return DraftRouter(cache, policy, classes, sink, True, **rest)
-
-
-def begin(router: DraftRouter, names: Sequence[str], prompt: Sequence[int]) -> None:
-    for name in names:
-        router.start(name, np.array(prompt, np.int32), OPTIONS)
-        router.observe([Committed(name, [prompt[0]], 0, len(prompt) + 1)], len(prompt))
-
-
-def test_a_model_draft_that_was_not_made_costs_and_brings_nothing(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = make(sink, token_classes, trusting_policy(chance=0.9), floor=Floor(True))
-    begin(router, ["r"], [1, 2, 3])
+def test_a_model_draft_that_was_not_made_costs_and_brings_nothing() -> None:
+    router = Router(trusting_policy(chance=0.9), True, floor=Floor(True))
+    router.begin(["r"], [1, 2, 3])
     before = router.model_arm.odds.copy()
     for token in range(12):
         (decision,) = router.choose(["r"])
@@ -77,25 +55,21 @@ def test_a_model_draft_that_was_not_made_costs_and_brings_nothing(
     assert router.floor is not None and router.floor.advantage <= 1.0
 
 
-def test_a_request_that_missed_its_step_takes_nothing_from_those_that_ran(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = make(sink, token_classes, frequency_policy("s", 0.0))
-    begin(router, ["a", "b"], [1, 2, 3, 1, 2])
+def test_a_request_that_missed_its_step_takes_nothing_from_those_that_ran() -> None:
+    router = Router()
+    router.begin(["a", "b"], [1, 2, 3, 1, 2])
     router.choose(["a", "b"])
     router.observe([Committed("a", [3], 1, 7)], 5)  # b was preempted
     router.choose(["a"])
     router.observe([Committed("a", [1], 0, 8), Committed("b", [3], 0, 7)], 9)
     router.close()
-    took = {(e.request, e.position): e.step_tokens for e in sink.every}
+    took = {(e.request, e.position): e.step_tokens for e in router.kept.every}
     assert took == {("a", 1): 5, ("a", 2): 9, ("b", 1): 9}
 
 
-def test_what_was_drafted_for_a_request_that_waits_is_told_once(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = make(sink, token_classes, trusting_policy(chance=0.9))
-    begin(router, ["a", "b"], [1, 2, 3])
+def test_what_was_drafted_for_a_request_that_waits_is_told_once() -> None:
+    router = Router(trusting_policy(chance=0.9), True)
+    router.begin(["a", "b"], [1, 2, 3])
     router.choose(["a", "b"])
     router.drafted(["a", "b"], [2, 2], 2)
     router.observe([Committed("a", [4], 2, 5)], 5)
@@ -104,15 +78,13 @@ def test_what_was_drafted_for_a_request_that_waits_is_told_once(
     assert router.counters.undrafted == 0
     router.observe([Committed("a", [5], 2, 6), Committed("b", [4], 0, 5)], 5)
     router.close()
-    assert [e.drafted_len for e in sink.every if e.request == "b"] == [2]
+    assert [e.drafted_len for e in router.kept.every if e.request == "b"] == [2]
 
 
-def test_a_look_at_a_drafter_that_cannot_draft_is_not_repeated_at_every_step(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
+def test_a_look_at_a_drafter_that_cannot_draft_is_not_repeated_at_every_step() -> None:
     never = replace(frequency_policy("s", float("inf")), use_model=False)
-    router = make(sink, token_classes, never, floor=Floor(True))
-    begin(router, ["r"], [1, 2, 3])
+    router = Router(never, True, floor=Floor(True))
+    router.begin(["r"], [1, 2, 3])
     steps = 3 * PROBE_EVERY
     for _ in range(steps):
         router.choose(["r"])
@@ -121,21 +93,20 @@ def test_a_look_at_a_drafter_that_cannot_draft_is_not_repeated_at_every_step(
     assert 1 <= router.counters.probes <= steps // PROBE_EVERY
 
 
-def test_no_draft_is_longer_than_the_engine_was_started_for(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = make(sink, token_classes, frequency_policy("s", 0.0), longest=3)
-    begin(router, ["r"], list(range(1, 25)) * 3)
+def test_no_draft_is_longer_than_the_engine_was_started_for() -> None:
+    router = Router(longest=3)
+    router.begin(["r"], list(range(1, 25)) * 3)
     (decision,) = router.choose(["r"])
     assert decision.arm == "cache" and len(decision.tokens) == 3
     assert decision.room <= 3
+    router = Router(trusting_policy(hazard=0.9, chance=0.9), True, longest=3)
+    router.begin(["m"], [1, 2, 3])
+    assert router.choose(["m"])[0].arm == "model" and router.underway.drafted == 3
 
 
-def test_a_request_whose_length_is_not_the_engines_is_left_out_alone(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = make(sink, token_classes, frequency_policy("s", 0.0))
-    begin(router, ["a", "b"], [1, 2, 3, 1, 2])
+def test_a_request_whose_length_is_not_the_engines_is_left_out_alone() -> None:
+    router = Router()
+    router.begin(["a", "b"], [1, 2, 3, 1, 2])
     router.choose(["a", "b"])
     router.observe([Committed("a", [2], 0, 99), Committed("b", [2], 0, 7)], 2)
     assert "a" not in router and "b" in router
@@ -153,12 +124,10 @@ def test_a_request_whose_length_is_not_the_engines_is_left_out_alone(
     assert router.cache.propose("late", np.array([*late, *range(80, 100), 7], np.int32), 30) is None
 
 
-def test_a_choice_stands_for_the_step_that_follows_it_and_for_no_later_one(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = make(sink, token_classes, frequency_policy("s", float("inf")))
+def test_a_choice_stands_for_the_step_that_follows_it_and_for_no_later_one() -> None:
+    router = Router(float("inf"))
     router.costs = LiveCosts()
-    begin(router, ["r"], [1, 2, 3])
+    router.begin(["r"], [1, 2, 3])
     router.choose(["r"])
     router.observe([Committed("r", [4], 0)], 1)
     known = router.costs.steps
@@ -168,17 +137,9 @@ def test_a_choice_stands_for_the_step_that_follows_it_and_for_no_later_one(
     assert known == 1 and router.costs.steps == known
 
 
-def test_caches_stay_within_their_bytes_while_the_router_sleeps(
-    token_classes: np.ndarray,
-) -> None:
+def test_caches_stay_within_their_bytes_while_the_router_sleeps() -> None:
     settings = WorkerSettings(cache_gib=2**-11)
-    router = make(
-        KeepingSink(),
-        token_classes,
-        frequency_policy("s", 0.0),
-        SuffixCache(settings),
-        floor=Floor(True),
-    )
+    router = Router(cache=SuffixCache(settings), floor=Floor(False))
     assert router.pause is not None
     router.pause.awake = False
     rng = np.random.default_rng(0)
@@ -199,11 +160,9 @@ def test_caches_stay_within_their_bytes_while_the_router_sleeps(
 
 
 @pytest.mark.parametrize("verb", ["extend", "stop"])
-def test_a_fault_leaves_out_its_own_request_and_no_other(
-    sink: KeepingSink, token_classes: np.ndarray, verb: str
-) -> None:
+def test_a_fault_leaves_out_its_own_request_and_no_other(verb: str) -> None:
     cache = FailingCache(verb, "a")
-    router = make(sink, token_classes, frequency_policy("s", 0.0), cache)
+    router = Router(cache=cache)
     names = ["a", "b", "c"]
     for name in names:
         router.start(name, np.array([1, 2, 3, 1, 2], np.int32), OPTIONS)
@@ -218,53 +177,51 @@ def test_a_fault_leaves_out_its_own_request_and_no_other(
     assert "a" not in router and router.table.arrays.requests[slot, LENGTH] == 7
 
 
-def test_a_request_asked_for_twice_in_a_step_harms_nobody(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = make(sink, token_classes, frequency_policy("s", 0.0))
-    begin(router, ["a", "b"], [1, 2, 3, 1, 2])
+def test_a_request_asked_for_twice_in_a_step_harms_nobody() -> None:
+    router = Router()
+    router.begin(["a", "b"], [1, 2, 3, 1, 2])
     for _ in range(20):
         router.choose(["a", "b", "a", "a"])
-    router.observe([Committed("a", [3], 0), Committed("b", [3], 0)], 2)
+    router.stop("nobody", "stop")  # nor does one that the router does not know
+    assert [d.arm for d in router.choose(["nobody", "b"])] == ["none", "cache"]
+    router.drafted(["nobody", "b"], [1, 0], 0)
+    router.observe([Committed(name, [3], 0) for name in ("nobody", "a", "b")], 3)
     assert router.choose(["b"])[0].arm == "cache"
     router.close()
-    assert 20 < len(sink.events) == router.counters.labelled
-    assert sum(event.request == "b" for event in sink.events) == 21
+    assert 20 < len(router.kept.events) == router.counters.labelled
+    assert sum(event.request == "b" for event in router.kept.events) == 22
 
 
-def test_a_request_that_cannot_be_begun_is_not_followed(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = make(sink, token_classes, frequency_policy("s", 0.0), FailingCache("start", "a"))
+def test_a_request_that_cannot_be_begun_is_not_followed() -> None:
+    router = Router(cache=FailingCache("start", "a"))
     with pytest.raises(RuntimeError, match="the text is lost"):
         router.start("a", np.array([1, 2], np.int32), OPTIONS)
     endless = replace(OPTIONS, stop_ids=frozenset({2**40}))
     with pytest.raises(OverflowError):
         router.start("c", np.array([1, 2], np.int32), endless)
-    begin(router, ["b"], [1, 2, 3, 1, 2])
+    router.start("d", np.array([1, 2], np.int32), OPTIONS)
+    with pytest.raises(ValueError, match="active already"):
+        router.start("d", np.array([1, 2], np.int32), OPTIONS)
+    router.begin(["b"], [1, 2, 3, 1, 2])
     assert "a" not in router and "c" not in router and router.choose(["b"])[0].arm == "cache"
 
 
-def test_events_and_accounts_wait_for_settle_and_none_is_lost(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = make(sink, token_classes, frequency_policy("s", 0.0))
-    begin(router, ["r"], [1, 2, 3, 1, 2])
+def test_events_and_accounts_wait_for_settle_and_none_is_lost() -> None:
+    router = Router()
+    router.begin(["r"], [1, 2, 3, 1, 2])
     router.choose(["r"])
     router.observe([Committed("r", [7], 2)], 3)
-    assert not sink.events
+    assert not router.kept.events
     router.settle()
-    assert [e.accepted for e in sink.events] == [0]
+    assert [e.accepted for e in router.kept.events] == [0]
     router.choose(["r"])
     router.close()
-    assert len(sink.events) == router.counters.labelled
+    assert len(router.kept.events) == router.counters.labelled
 
 
-def test_time_of_a_settlement_is_no_time_of_the_step(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = make(sink, token_classes, frequency_policy("s", 0.0))
-    begin(router, ["r"], [1, 2, 3])
+def test_time_of_a_settlement_is_no_time_of_the_step() -> None:
+    router = Router()
+    router.begin(["r"], [1, 2, 3])
     for _ in range(5):
         router.choose(["r"])
         router.settle(exposed=False)

@@ -11,11 +11,12 @@ import pytest
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, MEMORY_KEYS, TOKEN_CLASSES
 from decoder.core.payoff.token_classes import token_class_table
-from decoder.core.router import Committed, DraftRouter, RequestOptions
+from decoder.core.router import Committed, RequestOptions
 from decoder.drafting.drafts import CacheDraft
 from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
-from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length, random_policy
+from tests.conftest import VOCABULARY, naive_accepted_length, random_policy
+from tests.decoder.simulated import Router
 
 Key = tuple[object, ...]
 
@@ -117,10 +118,9 @@ class Slow:
 @pytest.mark.parametrize("policy", [frequency_policy("s", 1.5), random_policy()])
 @pytest.mark.parametrize("alphabet", [3, 12])
 def test_every_feature_is_what_its_name_says(
-    sink: KeepingSink, token_classes: np.ndarray, policy: Policy, alphabet: int
+    token_classes: np.ndarray, policy: Policy, alphabet: int
 ) -> None:
-    caches = [SuffixCache(WorkerSettings()) for _ in range(2)]
-    router = DraftRouter(caches[0], policy, token_classes, sink, has_model=False)
+    router, cache = Router(policy, classes=token_classes), SuffixCache(WorkerSettings())
     rng, drafts = np.random.default_rng(alphabet), dict[tuple[str, int], dict[str, float]]()
     phrases = [rng.integers(0, alphabet, 9).tolist() for _ in range(6)]
     name = "r"
@@ -128,16 +128,16 @@ def test_every_feature_is_what_its_name_says(
     prompt, text = text[:60], text[60:]
     slow = Slow(prompt, len(text) + 9, token_classes)
     router.start(name, np.array(prompt, np.int32), RequestOptions(slow.allowed, 1 << 20))
-    caches[1].start(name, np.array(prompt, np.int32), "")
-    caches[1].index()
+    cache.start(name, np.array(prompt, np.int32), "")
+    cache.index()
     committed, verified = text[:1], 0
     while committed:
         router.observe([Committed(name, committed, verified)], 1 + verified)
         slow.commit(committed)
-        caches[1].extend(name, committed)
+        cache.extend(name, committed)
         done = len(slow.output)
         room = max(min(64, slow.allowed - done - 1), 0)
-        found = caches[1].propose(name, np.array(prompt + slow.output, np.int32), room)
+        found = cache.propose(name, np.array(prompt + slow.output, np.int32), room)
         if found is not None:
             drafts[name, done] = slow.features(found)
             slow.waiting.append((done, found.tokens))
@@ -147,7 +147,7 @@ def test_every_feature_is_what_its_name_says(
         accepted = naive_accepted_length(decision.tokens, text[done:])
         committed = text[done : done + accepted + 1]
     router.close()
-    told = {(event.request, event.position): event for event in sink.events}
+    told = {(event.request, event.position): event for event in router.kept.events}
     assert told.keys() == drafts.keys() and len(told) > 40
     assert policy.kind != "frequency" or "cache" in {event.arm for event in told.values()}
     missed = 0  # entries of the memory that gave their slots to others
@@ -163,15 +163,13 @@ def test_every_feature_is_what_its_name_says(
     assert missed < 0.05 * len(MEMORY_KEYS) * len(drafts)
 
 
-def test_a_token_behind_the_vocabulary_is_of_no_class(sink: KeepingSink) -> None:
-    classes = np.ones((VOCABULARY, len(TOKEN_CLASSES)), np.float32)
-    cache = SuffixCache(WorkerSettings())
-    router = DraftRouter(cache, frequency_policy("s", 1e9), classes, sink, has_model=False)
+def test_a_token_behind_the_vocabulary_is_of_no_class() -> None:
+    router = Router(1e9, classes=np.ones((VOCABULARY, len(TOKEN_CLASSES)), np.float32))
     strange = [1, VOCABULARY, -3, 2, 1]
     router.start("r", np.array([7, 8, *strange, 7, 8], np.int32), RequestOptions(50, 100))
     router.choose(["r"])
     router.close()
-    (event,) = sink.events
+    (event,) = router.kept.events
     shares = [event.features[FEATURES.index(f"share_{name}")] for name in TOKEN_CLASSES]
     told = [*strange, 7, 8][: event.draft_len]
     share = sum(0 <= token < VOCABULARY for token in told) / len(told)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from kafka import KafkaProducer
@@ -18,13 +19,26 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.signature import signed
 from decoder.contracts.topics import POLICY, policy_key
-from decoder.feed import POLL_S, PolicyFeed
+from decoder.feed import PolicyFeed
 from decoder.kafka.compacted import Compacted
 from decoder.policy.probes import to_bytes
 from pipelines.machine import free_port
-from pipelines.stack import processes
 from tests.conftest import random_policy, until
-from tests.decoder.telemetry.broker import start_broker
+from tests.decoder.telemetry.broker import running
+
+Publish = Callable[..., None]
+
+
+@pytest.fixture
+def publish(kafka: KafkaSettings) -> Iterator[Publish]:
+    """Puts a record of a role, or of any key, onto the policy topic."""
+    with closing(KafkaProducer(acks="all", **kafka.client_options())) as producer:
+
+        def put(key: str | bytes, value: bytes | None, headers: Any = ()) -> None:
+            key = policy_key("scope", key) if isinstance(key, str) else key
+            producer.send(POLICY.name, key=key, value=value, headers=[*headers]).get(10)
+
+        yield put
 
 
 def bundle(version: int, publication: int, role: str = "champion", scope: str = "scope") -> bytes:
@@ -32,16 +46,13 @@ def bundle(version: int, publication: int, role: str = "champion", scope: str = 
     return to_bytes(replace(policy, publication=publication, role=role))
 
 
-def test_poison_is_counted_and_the_next_policy_heard(kafka: KafkaSettings) -> None:
+def test_poison_is_counted_and_the_next_policy_heard(
+    kafka: KafkaSettings, publish: Publish
+) -> None:
     applied: list[Policy] = []
     desk = Admission("scope", applied.append)
     feed = PolicyFeed(kafka, "scope", desk)
-    producer = KafkaProducer(acks="all", **kafka.client_options())
-
-    def publish(key: bytes, value: bytes | None) -> None:
-        producer.send(POLICY.name, key=key, value=value).get(10)
-
-    key = policy_key("scope", "champion")
+    key = "champion"
     publish(key, bundle(1, 1))
     publish(key, bundle(2, 2))
     feed.start()
@@ -61,19 +72,15 @@ def test_poison_is_counted_and_the_next_policy_heard(kafka: KafkaSettings) -> No
     publish(key, bundle(3, 3))
     until(lambda: len(applied) == 2)
     feed.close()
-    producer.close()
     assert [p.version for p in applied] == [2, 3]  # of two at once only the newest is worth a swap
     assert {role: p.version for role, p in desk.held.items()} == {"trial": 8, "first": 9}
     assert desk.ignored == {"role": 1, "older": 1}
 
 
-def test_a_trial_begins_and_ends_with_the_newest_record_of_its_key(kafka: KafkaSettings) -> None:
+def test_a_trial_begins_and_ends_with_the_newest_record_of_its_key(
+    kafka: KafkaSettings, publish: Publish
+) -> None:
     desk = Admission("scope", lambda _: None)
-    producer = KafkaProducer(acks="all", **kafka.client_options())
-
-    def publish(role: str, value: bytes | None) -> None:
-        producer.send(POLICY.name, key=policy_key("scope", role), value=value).get(10)
-
     publish("trial", bundle(1, 1, "trial"))
     publish("trial", None)
     publish("champion", bundle(2, 1))
@@ -90,36 +97,59 @@ def test_a_trial_begins_and_ends_with_the_newest_record_of_its_key(kafka: KafkaS
     publish("trial", None)
     until(lambda: "trial" not in desk.held)
     feed.close()
-    producer.close()
     assert desk.current.version == 4
+
+
+class Consumer:
+    """In the place of Kafka's: each time it is ``asked`` it makes one of ``answers``."""
+
+    def __init__(self, *answers: Callable[[], list[object]]) -> None:
+        self.asked, self._answers = 0, answers
+
+    def poll(self, timeout_ms: int) -> dict[object, list[object]]:
+        assert not timeout_ms
+        self.asked += 1
+        return {None: self._answers[min(self.asked, len(self._answers)) - 1]()}
+
+    def position(self, place: object) -> int:
+        return self.asked
+
+    def close(self) -> None:
+        raise RuntimeError("not even that")
+
+
+def feed_of(
+    consumer: Consumer, monkeypatch: pytest.MonkeyPatch, end: int = 0, secret: str = ""
+) -> tuple[PolicyFeed, Admission]:
+    """A feed that reads ``consumer``, of whose records ``end`` were there first."""
+
+    def connect(log: Compacted) -> None:
+        if log._consumer is None:
+            log._consumer, log._ends = consumer, {"place": end} if end else {}
+
+    monkeypatch.setattr("decoder.feed.RETRY_S", 0.01)
+    monkeypatch.setattr(Compacted, "_connect", connect)
+    desk = Admission("scope", print)
+    return PolicyFeed(KafkaSettings(policy_key=secret), "scope", desk), desk
 
 
 def test_a_feed_survives_what_no_one_thought_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each of these comes out of the client once; then it answers."""
-    trouble = iter([RecursionError("deep"), MemoryError(), AttributeError("gone"), OSError("away")])
-    answered = threading.Event()
 
-    class Consumer:
-        def poll(self, timeout_ms: int) -> dict[object, list[object]]:
-            error = next(trouble, None)
-            if error is not None:
-                raise error
-            answered.set()
-            return {}
+    def fails(error: BaseException) -> Callable[[], list[object]]:
+        def answer() -> list[object]:
+            raise error
 
-        def close(self) -> None:
-            raise RuntimeError("not even that")
+        return answer
 
-    monkeypatch.setattr("decoder.feed.RETRY_S", 0.01)
-    monkeypatch.setattr(Compacted, "_connect", lambda log: setattr(log, "_consumer", Consumer()))
-    feed = PolicyFeed(KafkaSettings(), "scope", Admission("scope", lambda _: None))
+    trouble = RecursionError("deep"), MemoryError(), AttributeError("gone"), OSError("away")
+    consumer = Consumer(*map(fails, trouble), list)
+    feed, _ = feed_of(consumer, monkeypatch)
     feed.start()
-    try:
-        assert answered.wait(30)
-    finally:
-        feed.close()
+    until(lambda: consumer.asked > len(trouble))
+    feed.close()
     said = [r for r in caplog.records if "the policy feed failed" in r.message]
     assert len(said) == 1, "said once a minute at most"
 
@@ -131,7 +161,8 @@ def test_a_topic_that_cannot_be_read_is_told_once_and_a_broker_that_is_away_is_n
 ) -> None:
     """The shipper says that nobody answers; a topic that is not there concerns the feed alone."""
     monkeypatch.setattr("decoder.feed.RETRY_S", 0.01)
-    tries = counted_tries(monkeypatch)
+    tries, connect = list[Compacted](), Compacted._connect
+    monkeypatch.setattr(Compacted, "_connect", lambda log: tries.append(log) or connect(log))
     port = free_port()
     feed = PolicyFeed(
         KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}"), "scope", Admission("scope", print)
@@ -139,61 +170,14 @@ def test_a_topic_that_cannot_be_read_is_told_once_and_a_broker_that_is_away_is_n
     feed.start()
     until(lambda: len(tries) > 1)
     assert not [r for r in caplog.records if r.name.startswith("decoder")]
-    child = start_broker(port, tmp_path / "data", tmp_path / "broker.log")
-    try:
+    with running(tmp_path, port, topics=False):
         until(lambda: any(r.name.startswith("decoder") for r in caplog.records))
         before = len(tries)
         until(lambda: len(tries) > before + 5)
-    finally:
         feed.close()
-        processes.stop([child])
     (told,) = (r for r in caplog.records if r.name.startswith("decoder"))
     assert told.levelno == logging.WARNING
     assert POLICY.name in told.getMessage() and "allowed" in told.getMessage()
-
-
-def counted_tries(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One for every reading that was begun."""
-    begun: list[None] = []
-    connect = Compacted._connect
-
-    def counted(log: Compacted) -> None:
-        begun.append(None)
-        connect(log)
-
-    monkeypatch.setattr(Compacted, "_connect", counted)
-    return begun
-
-
-class Endless:
-    """A consumer of a topic to which somebody writes without end, and what it was ``asked``."""
-
-    def __init__(self, key: bytes) -> None:
-        self.asked, self._key = 0, key
-
-    def poll(self, timeout_ms: int) -> dict[object, list[object]]:
-        self.asked += 1
-        record = SimpleNamespace(key=self._key, value=bytes(100_000), headers=[])
-        return {None: [record]}
-
-    def position(self, place: object) -> int:
-        return self.asked
-
-    def close(self) -> None:
-        pass
-
-
-def endless(monkeypatch: pytest.MonkeyPatch, key: bytes, end: int) -> Endless:
-    """Whatever reads a compacted topic reads one without end, of which ``end`` was there first."""
-    consumer = Endless(key)
-
-    def connect(log: Compacted) -> None:
-        if log._consumer is None:
-            log._consumer, log._ends = consumer, {"place": end}
-
-    monkeypatch.setattr("decoder.kafka.compacted.MOST_SECONDS", 0.05)
-    monkeypatch.setattr(Compacted, "_connect", connect)
-    return consumer
 
 
 @pytest.mark.parametrize("key", [b"scope/champion", b"scope/jester"])
@@ -201,9 +185,9 @@ def endless(monkeypatch: pytest.MonkeyPatch, key: bytes, end: int) -> Endless:
 def test_of_a_flood_at_most_a_record_of_each_key_is_kept(
     monkeypatch: pytest.MonkeyPatch, key: bytes, secret: str
 ) -> None:
-    consumer = endless(monkeypatch, key, 1 << 60)
-    desk = Admission("scope", print)
-    feed = PolicyFeed(KafkaSettings(policy_key=secret), "scope", desk)
+    consumer = Consumer(lambda: [SimpleNamespace(key=key, value=bytes(100_000), headers=[])])
+    monkeypatch.setattr("decoder.kafka.compacted.MOST_SECONDS", 0.05)
+    feed, desk = feed_of(consumer, monkeypatch, 1 << 60, secret)
     tracemalloc.start()
     try:
         feed.start()
@@ -219,51 +203,29 @@ def test_of_a_flood_at_most_a_record_of_each_key_is_kept(
 
 def test_a_feed_that_finds_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker may answer an empty fetch at once; a reader that asked again would never sleep."""
-
-    class Empty:
-        def __init__(self) -> None:
-            self.polls: list[int] = []
-            self.thrice = threading.Event()
-
-        def poll(self, timeout_ms: int) -> dict[object, list[object]]:
-            self.polls.append(timeout_ms)
-            if len(self.polls) == 3:
-                self.thrice.set()
-            return {}
-
-        def close(self) -> None:
-            pass
-
-    consumer = Empty()
-    monkeypatch.setattr(Compacted, "_connect", lambda log: setattr(log, "_consumer", consumer))
-    feed = PolicyFeed(KafkaSettings.load(), "scope", Admission("scope", lambda _: None))
-    began = time.monotonic()
+    monkeypatch.setattr("decoder.feed.POLL_S", 600.0)
+    consumer = Consumer(list)
+    feed, _ = feed_of(consumer, monkeypatch)
     feed.start()
-    try:
-        assert consumer.thrice.wait(30)
-    finally:
-        feed.close()
-    most = (time.monotonic() - began) / POLL_S + 1
-    assert set(consumer.polls) == {0} and 3 <= len(consumer.polls) <= most
+    until(lambda: consumer.asked)
+    feed.close()
+    assert consumer.asked == 1 and not feed._thread.is_alive()
 
 
-def test_where_a_key_is_set_only_what_it_signed_is_taken(kafka: KafkaSettings) -> None:
+def test_where_a_key_is_set_only_what_it_signed_is_taken(
+    kafka: KafkaSettings, publish: Publish
+) -> None:
     """Of all that lies there before a worker comes, a forgery of the same key is the newest."""
     secret = "0123456789abcdef"
     key, trial = policy_key("scope", "champion"), policy_key("scope", "trial")
-    producer = KafkaProducer(acks="all", **kafka.client_options())
-
-    def publish(key: bytes, value: bytes | None, headers: list[tuple[str, bytes]]) -> None:
-        producer.send(POLICY.name, key=key, value=value, headers=headers).get(10)
-
     good, forged = bundle(1, 1), bundle(66, 99)
     proof, held = signed(secret, key, good), bundle(3, 1, "trial")
     publish(key, good, proof)
-    publish(key, forged, [])
+    publish(key, forged)
     publish(key, forged, proof)
     publish(key, forged, signed("another secret of theirs", key, forged))
     publish(trial, held, signed(secret, trial, held))
-    publish(trial, None, [])  # nor does whoever lacks the key end a trial
+    publish(trial, None)  # nor does whoever lacks the key end a trial
     applied: list[Policy] = []
     desk = Admission("scope", applied.append)
     feed = PolicyFeed(kafka.model_copy(update={"policy_key": secret}), "scope", desk)
@@ -275,6 +237,5 @@ def test_where_a_key_is_set_only_what_it_signed_is_taken(kafka: KafkaSettings) -
     publish(key, good, proof)  # a replay is genuine, and its number is too low
     until(lambda: desk.ignored["older"] == 1)
     feed.close()
-    producer.close()
     assert [p.version for p in applied] == [1, 2] and desk.held["trial"].version == 3
     assert desk.refusals == {"signature": 4}

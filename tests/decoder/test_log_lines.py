@@ -1,4 +1,4 @@
-"""A log line as JSON is one object, with what its message names as fields."""
+"""A log line as JSON is one object with fields; a fault of every step is told once a minute."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 
 import pytest
 
+from decoder.complaints import PAUSE_S, Complaints
 from decoder.log_lines import JsonLines
 
 
@@ -52,5 +53,24 @@ def test_an_exception_stays_on_its_line() -> None:
     )
 
 
-def test_no_line_holds_a_password_of_an_address() -> None:
-    assert "hunter2" not in str(said("no answer of %s", "http://anna:hunter2@host:5000"))
+def test_each_kind_is_told_once_a_minute_with_what_it_stands_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    complaints = Complaints(clock=lambda: now[0])
+    for _ in range(100):
+        now[0] += 1.0
+        try:
+            raise ValueError("of a cache")
+        except ValueError:
+            complaints.exception("choosing failed")
+    for error in ("one", "another"):
+        complaints.warning("weights are gone: %s", error)
+    told = [r.getMessage() for r in caplog.records]
+    assert told == [
+        "choosing failed",
+        f"choosing failed ({int(PAUSE_S) - 1} more since this was last said)",
+        "weights are gone: one",
+    ]
+    assert [r.levelno for r in caplog.records] == [logging.ERROR, logging.ERROR, logging.WARNING]
+    assert "ValueError: of a cache" in caplog.text and caplog.text.count("Traceback") == 2

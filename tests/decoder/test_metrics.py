@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.telemetry import metrics
+from tests.conftest import until
 from tests.decoder.small_disk import on_small_disk
 
 
@@ -24,40 +25,22 @@ def read(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(f"hvd_{name}", labels)
 
 
-def test_counters_grow_by_what_came_since() -> None:
-    first = status("a", tokens=5, cycles={"cache": 2})
-    second = status("a", tokens=7, cycles={"cache": 3, "model": 1}, refusals={"malformed": 1})
-    metrics.publish(first, None)
-    metrics.publish(second, first)
+def test_figures_are_what_came_since_and_what_is_in_force() -> None:
+    sums = [SideSums(steps=n, tokens=10.0 * n, us=2e6 * n) for n in (1, 3)]
+    first = status("a", tokens=5, cycles={"cache": 2}, sides={"plain": sums[0]}, fallback="none",
+                   fallbacks=1)  # fmt: skip
+    second = status("a", tokens=7, cycles={"cache": 3, "model": 1}, refusals={"malformed": 1},
+                    sides={"plain": sums[1]}, fallbacks=1)  # fmt: skip
+    for told, before, fallbacks in ((first, None, [1, 0, 0]), (second, first, [0, 0, 0])):
+        metrics.publish(told, before)
+        arms = [read("fallback", worker="a", arm=arm) for arm in metrics.FALLBACKS]
+        assert arms == fallbacks and read("fallbacks_total", worker="a") == 1
     assert read("tokens_total", worker="a") == 7
-    assert read("cycles_total", worker="a", arm="cache") == 3
-    assert read("cycles_total", worker="a", arm="model") == 1
+    assert [read("cycles_total", worker="a", arm=arm) for arm in ("cache", "model")] == [3, 1]
     assert read("refusals_total", worker="a", reason="malformed") == 1
-
-
-def test_what_each_side_made_of_its_steps_is_added_up() -> None:
-    one, two = (
-        status("d", sides={"plain": SideSums(steps=n, tokens=10.0 * n, us=2e6 * n)}) for n in (1, 3)
-    )
-    metrics.publish(one, None)
-    metrics.publish(two, one)
-    assert read("side_tokens_total", worker="d", side="plain") == 30
-    assert read("side_seconds_total", worker="d", side="plain") == 6
-    assert read("serving", worker="d", scope="s") == 1
-
-
-def test_the_arm_that_the_floor_has_in_force_is_shown_and_taken_back() -> None:
-    fallen, back = status("b", fallback="none", fallbacks=1), status("b", fallbacks=1)
-    metrics.publish(fallen, None)
-    assert [read("fallback", worker="b", arm=arm) for arm in metrics.FALLBACKS] == [1, 0, 0]
-    metrics.publish(back, fallen)
-    assert [read("fallback", worker="b", arm=arm) for arm in metrics.FALLBACKS] == [0, 0, 0]
-    assert read("fallbacks_total", worker="b") == 1
-
-
-def test_every_metric_is_a_field_of_the_status_record() -> None:
-    named = {*metrics.COUNTS, *metrics.COUNTS_BY, *metrics.LEVELS}
-    assert named <= set(WorkerStatus.model_fields)
+    assert read("side_tokens_total", worker="a", side="plain") == 30
+    assert read("side_seconds_total", worker="a", side="plain") == 6
+    assert read("serving", worker="a", scope="s") == 1
 
 
 WRITER = """
@@ -65,23 +48,14 @@ from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.telemetry.metrics import publish
 publish(WorkerStatus(process="w", scope="s", time=0.0, tokens=3, policy_version=4), None)
 """
-READER = """
-from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-registry = CollectorRegistry()
-multiprocess.MultiProcessCollector(registry)
-print(generate_latest(registry).decode())
-"""
 
 
 def test_another_process_shows_what_the_worker_wrote(tmp_path: Path) -> None:
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    run = [sys.executable, "-c"]
-    subprocess.run([*run, WRITER], env=environment, check=True)
-    done = subprocess.run(
-        [*run, READER], env=environment, check=True, capture_output=True, text=True
-    )
-    assert 'hvd_tokens_total{worker="w"} 3.0' in done.stdout
-    assert 'hvd_policy_version{worker="w"} 4.0' in done.stdout
+    subprocess.run([sys.executable, "-c", WRITER], env=environment, check=True)
+    MultiProcessCollector(registry := CollectorRegistry(), str(tmp_path))
+    for name, value in (("tokens_total", 3), ("policy_version", 4)):
+        assert registry.get_sample_value(f"hvd_{name}", {"worker": "w"}) == value
 
 
 PAGE = """
@@ -127,10 +101,36 @@ def test_a_status_that_cannot_be_made_ends_no_page_and_none_is_counted_twice(
     monkeypatch.setattr(metrics, "FALLBACKS", None)  # fails at the end, after the counters
     page = metrics.MetricsPage(say, every_s=0.01)
     page.start()
-    until = time.monotonic() + 30.0
-    while len(said) < 5:
-        assert time.monotonic() < until, "the page does not go on"
-        time.sleep(0.01)
+    until(lambda: len(said) >= 5, "the page to go on")
     page.close()
     assert read("tokens_total", worker="half") == 5
     assert "were not published" in caplog.text
+
+
+GROWS = """
+import os, sys
+from decoder.telemetry import mapped
+mapped.install()
+from prometheus_client import CollectorRegistry, Counter, generate_latest, multiprocess
+
+folder = os.environ["PROMETHEUS_MULTIPROC_DIR"]
+def page():
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    return generate_latest(registry).decode()
+
+counter = Counter("asked", "Asked.", ["of"])
+for number in range(2_000):  # more than the 64 KiB that there are
+    counter.labels(str(number)).inc()
+told = page().count("asked_total{")
+print(0 < told < 2_000, counter.labels("1999")._value.get() == 1.0)
+os.system(f"rm {folder}/*")  # whatever somebody does to it
+counter.labels("1").inc()
+"""
+
+
+def test_a_disk_that_fills_ends_nobody_and_is_told_of_once(tmp_path: Path) -> None:
+    done = on_small_disk(tmp_path, "PROMETHEUS_MULTIPROC_DIR", GROWS, 72, 0)
+    assert done.returncode == 0, done
+    assert done.stdout.split()[:2] == ["True"] * 2
+    assert done.stderr.count("not published") == 1

@@ -78,9 +78,3 @@ def test_a_drafter_is_known_after_its_first_drafts(requests: int) -> None:
                 arm.observe(drawn(rng, [chance] * 2), 2, requests)
         assert arm.payoff(2) == pytest.approx(yields_of(chance, 2)[-1], abs=0.3)
         assert arm.payoff(5) >= 0.8 * yields_of(chance, 5)[-1]
-
-
-def test_a_tree_tells_of_as_many_places_as_are_kept() -> None:
-    arm = ModelArm(1.0, 4)
-    arm.observe(6, 32)
-    assert arm.payoff(4) > 1.0

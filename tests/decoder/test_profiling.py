@@ -26,18 +26,22 @@ class Clock:
         return run
 
 
-def test_a_profile_keeps_the_fastest_of_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_a_profile_keeps_the_fastest_of_each_size(clock: Clock) -> None:
     """Other work on the machine adds to a time and never takes from it."""
-    clock, calls = Clock(monkeypatch), itertools.count()
+    calls = itertools.count()
     table = profile("here", clock.step(lambda n: 0.01 * n * (1 + (next(calls) < 20))), most=16)
     assert table.tokens == (*range(1, 9), 12, 16)
     assert table.verify_us == pytest.approx([10_000.0 * n for n in table.tokens])
 
 
 def test_a_profile_tells_what_a_drafted_token_costs_and_what_each_request_adds(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
 ) -> None:
-    clock = Clock(monkeypatch)
     step = clock.step(lambda n: 0.01)
     draft = clock.step(lambda rows: 2 * (0.003 + 0.0005 * rows))  # two tokens for each
     table = profile("here", step, draft, drafted=2, rows=(1, 16), most=64)
@@ -47,13 +51,10 @@ def test_a_profile_tells_what_a_drafted_token_costs_and_what_each_request_adds(
     assert alone.drafting(1, 1) == alone.drafting(1, 8) == pytest.approx(3_500.0)
 
 
-def test_where_the_time_of_a_large_step_bends_there_are_sizes_on_both_sides(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_the_time_of_a_large_step_bends_there_are_sizes_on_both_sides(clock: Clock) -> None:
     def true(tokens: int) -> float:
         return 0.005 + 25e-6 * max(tokens - 200, 0)
 
-    clock = Clock(monkeypatch)
     table = profile("here", clock.step(true), most=2048)
     assert clock.now < 20.0 and table.tokens[-1] == 2048
     for tokens in (1, 64, 192, 210, 256, 300, 700, 2048):
@@ -61,23 +62,11 @@ def test_where_the_time_of_a_large_step_bends_there_are_sizes_on_both_sides(
 
 
 @pytest.mark.parametrize("slow", [0.1, 1.0, 30.0])
-def test_a_slow_machine_is_asked_for_fewer_sizes(
-    slow: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
+def test_a_slow_machine_is_asked_for_fewer_sizes(slow: float, clock: Clock) -> None:
     table = profile("here", clock.step(lambda n: slow * (0.5 + 0.05 * n)), most=4096, seconds=6.0)
     longest = max(SHARE * 6.0, slow * 0.55)
     assert clock.now <= 6.0 + longest
     assert 1 <= table.tokens[-1] < 256
-
-
-def test_every_size_of_few_tokens_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor's few rows: two take longer than one or four, six no longer than three."""
-    clock = Clock(monkeypatch)
-    few = dict(enumerate((35.1, 43.0, 37.3, 36.5, 36.4, 36.3, 39.0, 40.5), start=1))
-    table = profile("here", clock.step(lambda n: few.get(n, 32.0 + n) / 1e3), most=64)
-    assert table.time(6) / table.time(3) < 1.01 < 1.06 < table.time(8) / table.time(6)
-    assert table.time(3) <= 1e6 * 0.0400, "not what a line from two tokens to four would say"
 
 
 def test_sizes_are_those_of_the_graphs_and_what_lies_behind_them() -> None:

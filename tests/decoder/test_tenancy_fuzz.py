@@ -41,7 +41,7 @@ HEADERS = st.lists(
     max_size=6,
 )
 FAST = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoder.contracts.bundle import frequency_policy
 from decoder.core.router import Committed, DraftRouter, RequestOptions
-from decoder.drafting.suffix import SuffixCache
-from decoder.settings import WorkerSettings
 from decoder.tenancy.identities import Identities
-from tests.conftest import VOCABULARY, KeepingSink
+from tests.decoder.simulated import Router
 
 KEY = b"0123456789abcdef"
 SECRET = list(range(100, 140))
@@ -36,14 +33,7 @@ def options(extra: dict[str, Any] | None) -> RequestOptions:
 @pytest.fixture(params=["finished", "running"])
 def router(request: pytest.FixtureRequest) -> Iterator[DraftRouter]:
     """Every draft is verified whole; the key "a" has written the secret, or is writing it."""
-    classes = np.zeros((VOCABULARY, 6), np.float32)
-    made = DraftRouter(
-        SuffixCache(WorkerSettings()),
-        frequency_policy("s", 0.0),
-        classes,
-        KeepingSink(),
-        False,
-    )
+    made = Router()
     made.start("victim", np.array(SECRET, np.int32), options(asked("key:a")))
     made.observe([Committed("victim", SECRET, 0)], 1)
     made.choose(["victim"])

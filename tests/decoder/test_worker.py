@@ -20,8 +20,8 @@ from decoder.trial.turns import WAITING
 from decoder.worker import Worker, make_worker
 from learner.publish import PolicyPublisher
 from tests.conftest import random_policy, until
+from tests.decoder.simulated import decode_all
 from tests.decoder.telemetry.broker import batches, consumed
-from tests.decoder.test_router import Target
 
 NAMES = Pseudonyms(b"of these tests")
 
@@ -37,7 +37,8 @@ def decode(worker: Worker, name: str, secret: str = "") -> None:
     options = RequestOptions(
         60, 4096, opaque=NAMES.of("request", name), tenant=secret, session=secret, workload="loops"
     )
-    Target(worker.router, [1, 2, 3] * 15 + list(range(4, 19))).run(name, [1, 2, 3], options)
+    text = [1, 2, 3] * 15 + list(range(4, 19))
+    decode_all(worker.router, name, [1, 2, 3], text, options)
 
 
 def test_every_cycle_is_on_the_topic_and_accounted_for(

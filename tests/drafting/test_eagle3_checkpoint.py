@@ -18,46 +18,30 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from decoder.contracts.errors import ModelError
-from decoder.drafting.eagle3 import HeadConfig, load_head
+from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.method import method
 from decoder.engines.reference.session import Session
 from tests.engines.tiny import tiny_prompt, tiny_target
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 12,
-    "draft_vocab_size": 8,
-    "num_hidden_layers": 1,
-    "hidden_act": "silu",
-    "model_type": "llama",
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
+    "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "vocab_size": 12,
+    "num_key_value_heads": 2, "draft_vocab_size": 8, "num_hidden_layers": 1, "hidden_act": "silu",
+    "model_type": "llama", "max_position_embeddings": 2048, "tie_word_embeddings": False,
+}  # fmt: skip
 EAGLE = SIZES | {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5}
 """yuhuili/EAGLE3-LLaMA3.1-Instruct-8B: written for Llama's own configuration class."""
 ANGELSLIM = SIZES | {
-    "architectures": ["Eagle3LlamaForCausalLM"],
-    "head_dim": 16,
-    "rms_norm_eps": 1e-6,
-    "rope_scaling": None,
-    "rope_theta": 1_000_000,
-    "sliding_window": None,
-    "attention_bias": False,
-    "tie_word_embeddings": True,
-}
+    "architectures": ["Eagle3LlamaForCausalLM"], "head_dim": 16, "rms_norm_eps": 1e-6,
+    "rope_scaling": None, "rope_theta": 1_000_000, "sliding_window": None,
+    "attention_bias": False, "tie_word_embeddings": True,
+}  # fmt: skip
 """AngelSlim/Qwen3-4B_eagle3: heads together wider than the hidden state."""
 SPECFORGE = SIZES | {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "head_dim": 8,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000,
-    "rope_scaling": None,
+    "architectures": ["LlamaForCausalLMEagle3"], "head_dim": 8, "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000, "rope_scaling": None,
     "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "use_aux_hidden_state": True},
-}
+}  # fmt: skip
 """Tengyunw/qwen3_8b_eagle3, and what SpecForge writes."""
 
 
@@ -130,12 +114,16 @@ def written(path: Path, config: dict[str, Any], tensors: dict[str, Tensor], writ
     return path
 
 
+def load(path: Path, layers: int = 5) -> Eagle3Head:
+    return load_head(path, hidden_size=32, vocab_size=12, layers=layers)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_published_layouts_load_and_decode_losslessly(layout: str, tmp_path: Path) -> None:
     config, arrange, write = LAYOUTS[layout]
     tensors = weights(config)
     path = written(tmp_path, config, arrange(tensors), write)
-    head = load_head(path, hidden_size=32, vocab_size=12, layers=5)
+    head = load(path)
     state, close = head.state_dict(), 1e-3 if layout == "half precision" else 0.0
     assert set(state) == set(tensors)
     for name, tensor in tensors.items():
@@ -153,7 +141,7 @@ def test_what_a_configuration_leaves_out_takes_the_value_it_was_trained_with(
     def config(raw: dict[str, Any], layers: int = 32) -> HeadConfig:
         (tmp_path / "config.json").write_text(json.dumps(raw))
         as_safetensors(weights(raw), tmp_path)
-        return load_head(tmp_path, hidden_size=32, vocab_size=12, layers=layers).config
+        return load(tmp_path, layers).config
 
     eagle = config(EAGLE)
     assert (eagle.head_dim, eagle.rope_theta) == (8, 10_000.0)
@@ -173,7 +161,7 @@ def test_a_whole_vocabulary_needs_no_map(tmp_path: Path) -> None:
     tensors = {n: t for n, t in weights(config).items() if n not in ("d2t", "t2d")}
     for vocabulary in (12, None):
         path = written(tmp_path, config | {"draft_vocab_size": vocabulary}, tensors, as_bin)
-        head = load_head(path, hidden_size=32, vocab_size=12, layers=5)
+        head = load(path)
         assert head.target_ids.tolist() == list(range(12))
         assert bool(head.t2d.all())
 
@@ -192,7 +180,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(EAGLE))
     torch.save({"fc.weight": Payload(tmp_path / "owned")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match="no EAGLE3 head can be read"):
-        load_head(tmp_path, hidden_size=32, vocab_size=12, layers=5)
+        load(tmp_path)
     assert not (tmp_path / "owned").exists()
 
 
@@ -216,18 +204,15 @@ def test_a_head_with_other_arithmetic_or_of_another_target_is_refused(
 ) -> None:
     path = written(tmp_path, EAGLE | change, weights(EAGLE), as_safetensors)
     with pytest.raises(ModelError, match=named):
-        load_head(path, hidden_size=32, vocab_size=12, layers=5)
+        load(path)
 
 
 def test_missing_pieces_are_named(tmp_path: Path) -> None:
     tensors = weights(EAGLE)
-    without_map = {n: t for n, t in tensors.items() if n != "d2t"}
-    path = written(tmp_path, EAGLE, without_map, as_safetensors)
-    with pytest.raises(ModelError, match="no map 'd2t'"):
-        load_head(path, hidden_size=32, vocab_size=12, layers=5)
-    without_fc = {n: t for n, t in tensors.items() if n != "fc.weight"}
-    as_safetensors(without_fc, path)
-    with pytest.raises(ModelError, match=r"fc\.weight"):
-        load_head(path, hidden_size=32, vocab_size=12, layers=5)
+    for missing, told in (("d2t", "no map 'd2t'"), ("fc.weight", r"fc\.weight")):
+        rest = {n: t for n, t in tensors.items() if n != missing}
+        path = written(tmp_path, EAGLE, rest, as_safetensors)
+        with pytest.raises(ModelError, match=told):
+            load(path)
     with pytest.raises(ModelError, match="depth is needed"):
         load_head(path, hidden_size=32, vocab_size=12)

@@ -156,9 +156,7 @@ limited = st.tuples(
 @settings(max_examples=300, deadline=None)
 @given(pieces, limited, st.integers(1, 64))
 def test_a_draft_is_its_definition(
-    written: list[tuple[int, int, list[int]]],
-    limits: tuple[float, float, float],
-    most: int,
+    written: list[tuple[int, int, list[int]]], limits: tuple[float, float, float], most: int
 ) -> None:
     texts = Texts()
     for index, stream, tokens in written:
@@ -172,25 +170,20 @@ def test_a_draft_is_its_definition(
             assert probs == pytest.approx(expected[1], rel=1e-6)
 
 
-@pytest.mark.parametrize("period", [1, 2, 3, 7, 31, 40, 200])
-def test_text_that_loops_takes_bounded_work(period: int) -> None:
-    texts = Texts()
-    text = (list(range(period)) * (20_000 // period))[:20_000]
-    texts.write(0, 0, text)
-    ((tokens, *_),), work = texts.drafts([text])
-    assert tokens == [(text[-1] + 1 + i) % period for i in range(len(tokens))]
-    assert len(tokens) > 20 and work < 1500
-
-
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(0, 2**31))
-def test_no_text_takes_more_work_than_its_bound(loop: list[int], seed: int) -> None:
+@given(
+    st.integers(1, 200).map(lambda n: list(range(n))) | st.lists(st.integers(0, 2), min_size=1),
+    st.sampled_from([0.0, 0.02]), st.integers(0, 2**31),
+)  # fmt: skip
+def test_text_that_loops_takes_bounded_work(loop: list[int], noise: float, seed: int) -> None:
     texts, rng = Texts(pages=100), np.random.default_rng(seed)
     text = np.tile(loop, 12_000 // len(loop))
-    text = np.where(rng.random(len(text)) < 0.02, rng.integers(0, 3, len(text)), text).tolist()
+    text = np.where(rng.random(len(text)) < noise, rng.integers(0, 3, len(text)), text).tolist()
     texts.write(0, 0, text)
-    _, work = texts.drafts([text])
+    ((tokens, *_),), work = texts.drafts([text])
     assert work < WORK + MOST * (BACK + DEPTH)
+    if not noise:
+        assert tokens == (loop * 64)[: len(tokens)] and len(tokens) > 20 and work < 1500
 
 
 def test_pages_written_over_are_forgotten_and_what_is_kept_is_found() -> None:
@@ -242,40 +235,3 @@ def test_no_index_shows_what_another_wrote(written: list[tuple[int, int]]) -> No
             for reader in range(4):
                 ((shown, *_),), _ = texts.drafts([[int(t) for t in context]], (reader,))
                 assert all(t < 2 or t // 100 == reader + 1 for t in shown)
-
-
-@pytest.mark.parametrize("factor", [1.0, 4.0])
-def test_drafts_are_as_good_as_those_of_suffix_trees(factor: float) -> None:
-    """Cycles, every draft verified, on text that copies stretches of itself with changes."""
-    trees = pytest.importorskip(
-        "arctic_inference.suffix_decoding._C",
-        reason="stock suffix decoding is not installed: make rival builds it",
-    )
-    rng, cycles = np.random.default_rng(6), [0, 0]
-    for _ in range(6):
-        text = rng.integers(0, 200, 60).tolist()
-        while len(text) < 1500:
-            begin = int(rng.integers(len(text) - 10))
-            copied = np.array(text[begin : begin + int(rng.integers(1, 60))])
-            changed = rng.random(len(copied)) < 0.04
-            text += np.where(changed, rng.integers(0, 200, len(copied)), copied).tolist()
-        texts, tree = Texts(), trees.SuffixTree(DEPTH)
-        texts.write(0, 0, text[:300])
-        tree.extend(0, text[:300])
-        for which in range(2):
-            at = 300
-            while at < len(text):
-                if which:
-                    seen = np.array(text[at - DEPTH : at], np.int32)
-                    draft = tree.speculate_ndarray(seen, 64, factor, 0.0, 0.1, False).token_ids
-                else:
-                    ((draft, *_),), _ = texts.drafts([text[:at]], limits=(factor, 0.0, 0.1))
-                accepted = next(
-                    (i for i, (a, b) in enumerate(zip(draft, text[at:], strict=False)) if a != b),
-                    min(len(draft), len(text) - at),
-                )
-                committed = text[at : at + accepted + 1]
-                tree.extend(0, committed) if which else texts.write(0, 0, committed)
-                at += len(committed)
-                cycles[which] += 1
-    assert cycles[0] < 1.03 * cycles[1], cycles

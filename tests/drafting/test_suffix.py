@@ -55,7 +55,7 @@ def shown(draft: CacheDraft | None) -> set[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    prompt=st.lists(st.integers(0, 3), min_size=1, max_size=400),
+    prompt=st.lists(st.integers(0, 3), max_size=400),
     output=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     budget=st.integers(1, 300),
     after=st.integers(0, 40),
@@ -225,12 +225,12 @@ def test_what_one_tenant_wrote_is_in_no_draft_of_another(writer: str) -> None:
 
 
 def hostile_names(cache: SuffixCache) -> None:
-    for i in range(10_000):
+    for i in range(2_500):
         finish(cache, "flood", some(10_000 + i, 60), f"invented{i}")
 
 
 def hostile_outputs(cache: SuffixCache) -> None:
-    for i in range(400):
+    for i in range(100):
         finish(cache, "flood", some(20_000 + i, 4000), "huge")
 
 
@@ -243,22 +243,21 @@ def hostile_prompts(cache: SuffixCache) -> None:
 
 def hostile_never_ending(cache: SuffixCache) -> None:
     cache.start("flood", array([1]), "endless")
-    for i in range(8000):
+    for i in range(2_000):
         cache.extend("flood", some(40_000 + i, 200))
         cache.index()
 
 
 def hostile_salts(cache: SuffixCache) -> None:
-    for i in range(12_000):
+    for i in range(3_000):
         finish(cache, "flood", some(50_000 + i, 60), cache_key("salting", str(i)))
 
 
 @pytest.mark.parametrize(
-    "flood",
-    [hostile_names, hostile_outputs, hostile_prompts, hostile_never_ending, hostile_salts],
+    "flood", [hostile_names, hostile_outputs, hostile_prompts, hostile_never_ending, hostile_salts]
 )
 def test_a_quiet_tenant_keeps_its_floor_whatever_others_bring(flood) -> None:  # type: ignore[no-untyped-def]
-    budget = 32 * MIB
+    budget = 8 * MIB
     cache = SuffixCache(WorkerSettings(cache_gib=budget))
     floor = int(budget * 2**30) // 2 // FLOORS
     quiet = some(9, 90)
@@ -304,11 +303,3 @@ def test_of_one_tenant_the_oldest_output_gives_way_first() -> None:
     held = [drawn(cache, output[:10], "only") is not None for output in outputs]
     assert not held[0] and held[-1]
     assert held == sorted(held)
-
-
-def test_a_prompt_of_nothing_is_indexed() -> None:
-    cache = SuffixCache(WorkerSettings())
-    cache.start("r", array([]), "")
-    assert cache.index() == 0 and not cache.waiting
-    cache.extend("r", [1, 2, 1])
-    assert cache.propose("r", array([1, 2, 1]), 5) is not None

@@ -18,7 +18,6 @@ from learner.rows import COLUMNS, Rows, from_batch, from_events
 from learner.sequences import Sequences, runs_of
 from learner.shares import Shares
 from learner.source import Fetched
-from tests.conftest import KeepingSink
 from tests.decoder.trial.test_router_turns import decode, playing
 from tests.learner.traffic import NAMES, Traffic
 
@@ -53,11 +52,10 @@ def test_whoever_is_shown_the_workers_own_drafts_is_learned_from() -> None:
         assert (name in OWN_DRAFTS) == (shown.get(name, "worker") == "worker"), name
 
 
-def test_what_a_worker_tells_of_compared_sides_is_learned_from_by_its_own_limits(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = playing(sink, token_classes, names=(SUFFIX,))
+def test_what_a_worker_tells_of_compared_sides_is_learned_from_by_its_own_limits() -> None:
+    router = playing((SUFFIX,))
     decode(router, 30)
+    sink = router.kept
     told = decode_batch(encode_batch(sink.every, Origin("s", "w", "1f"), 0))
     rows = from_batch(told)
     stock = [e for e in sink.events if e.side == SUFFIX]

@@ -29,13 +29,14 @@ def start_broker(port: int, data: Path, log: Path) -> processes.Child:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[KafkaSettings]:
-    """A broker with the project's topics."""
-    port = machine.free_port()
+def running(folder: Path, port: int = 0, topics: bool = True) -> Iterator[KafkaSettings]:
+    """A broker with the project's topics, or with those that were there."""
+    port = port or machine.free_port()
     child = start_broker(port, folder / "data", folder / "broker.log")
     reached = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     try:
-        make_right(reached)
+        if topics:
+            make_right(reached)
         yield reached
     finally:
         processes.stop([child])
@@ -57,3 +58,8 @@ def consumed(kafka: KafkaSettings, topic: str) -> list[bytes]:
 def batches(kafka: KafkaSettings) -> list[EventBatch]:
     """The draft events that lie there."""
     return [decode_batch(value) for value in consumed(kafka, DRAFTS.name)]
+
+
+def numbers(found: list[EventBatch]) -> list[int]:
+    """Of the events in them."""
+    return [event.number for batch in found for event in batch.events]

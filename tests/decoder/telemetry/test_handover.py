@@ -34,10 +34,9 @@ from learner.lessons import Intake
 from learner.source import EventSource
 from learner.topics import make_right
 from pipelines import machine
-from pipelines.stack import processes
 from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
-from tests.decoder.telemetry.broker import batches, consumed, start_broker
+from tests.decoder.telemetry.broker import batches, consumed, running
 from tests.decoder.telemetry.telling import put, ring_of
 
 
@@ -57,48 +56,46 @@ def balanced(a: Accounts) -> bool:
     return least >= 0 and a.made == a.sent + a.in_doubt + a.waiting + lost
 
 
-def numbers(kafka: KafkaSettings) -> list[int]:
-    return [e.number for batch in batches(kafka) for e in batch.events]
-
-
 def distinct(kafka: KafkaSettings) -> list[int]:
     """Numbers of events as readers count them: of each record the first that came."""
     known = {(b.origin.life, b.sequence): b for b in reversed(batches(kafka))}
     return sorted(e.number for batch in known.values() for e in batch.events)
 
 
-def test_everything_arrives_in_order_with_a_last_status(kafka: KafkaSettings) -> None:
-    ring = Ring(10_000)
-    handover = handover_of(kafka, ring)
-    put(ring, *[EVENT, PLAIN] * 700)
-    until(lambda: handover.accounts().sent == 1_400)
-    put(ring, EVENT)
-    handover.close()
-    assert handover.accounts() == Accounts(made=1_401, sent=1_401)
-    assert numbers(kafka) == list(range(1_401))
-    status = decode_status(consumed(kafka, STATUS.name)[-1])
-    assert isinstance(status, WorkerStatus) and status.events_sent == 1_401
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decoder.telemetry.handover.EVERY_S", 0.1)
+    monkeypatch.setattr("decoder.telemetry.handover.SILENT_TURNS", 600)
 
 
-def test_a_carrier_that_is_killed_loses_nothing_and_gives_no_number_to_two_records(
-    kafka: KafkaSettings,
+def test_a_carrier_that_dies_loses_nothing_and_gives_no_number_to_two_records(
+    kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Killed, killed again, and one that hangs; and one that is killed while the worker closes."""
+    monkeypatch.setattr("decoder.telemetry.handover.RESTART_S", (0.1, 0.1))
     ring = Ring(100_000)
     handover = handover_of(kafka, ring)
-    for deaths in (1, 2, 3):
+    for deaths, by in enumerate((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP), start=1):
         put(ring, *[PLAIN] * 300)
         until(lambda: handover.accounts().sent > 0 and handover.pid is not None)
         sent = handover.accounts().sent
         put(ring, *[PLAIN] * 3_000)
         until(lambda sent=sent: handover.accounts().sent > sent)  # type: ignore[misc]
         assert handover.pid is not None
-        os.kill(handover.pid, signal.SIGKILL)
-        until(lambda d=deaths: handover.accounts().deaths == d)  # type: ignore[misc]
+        os.kill(handover.pid, by)
+        with monkeypatch.context() as short:
+            if by is signal.SIGSTOP:
+                short.setattr("decoder.telemetry.handover.SILENT_TURNS", 10)
+            until(lambda d=deaths: handover.accounts().deaths == d)  # type: ignore[misc]
         assert balanced(handover.accounts())
-    put(ring, *[PLAIN] * 300)
     until(lambda: not handover.accounts().waiting)
+    handover._start_at = time.monotonic() + 600.0
+    assert handover.pid is not None
+    os.kill(handover.pid, signal.SIGKILL)
+    put(ring, *[PLAIN] * 300)
+    until(lambda: handover.accounts().deaths == 4)
     handover.close()
-    assert handover.accounts() == Accounts(made=10_200, sent=10_200, deaths=3)
+    assert handover.accounts() == Accounts(made=10_200, sent=10_200, deaths=4)
     assert distinct(kafka) == list(range(10_200))
     known: dict[int, bytes] = {}
     for value in consumed(kafka, DRAFTS.name):
@@ -116,28 +113,26 @@ def test_a_broker_may_come_late_and_an_outage_beyond_the_memory_drops_the_newest
     put(ring, *[EVENT, PLAIN] * 50)
     until(lambda: ring.control[BEAT] > 0)
     assert handover.accounts() == Accounts(made=100, waiting=100), "no broker yet"
-    child = start_broker(port, tmp_path / "data", tmp_path / "broker.log")
-    make_right(kafka)
-    until(lambda: handover.accounts().sent == 100)
-    processes.stop([child])
+    with running(tmp_path, port):
+        until(lambda: handover.accounts().sent == 100)
     put(ring, *[PLAIN] * 1_500)
     assert handover.accounts().dropped == {"queue": 500} and balanced(handover.accounts())
     assert handover.pid is not None
     os.kill(handover.pid, signal.SIGKILL)  # and the one that held them
-    child = start_broker(port, tmp_path / "data", tmp_path / "broker.log")
-    until(lambda: handover.accounts().sent == 1_100)
-    put(ring, *[PLAIN] * 10)
-    handover.close()
-    found = handover.accounts()
-    assert found == Accounts(made=1_610, sent=1_110, dropped={"queue": 500}, deaths=1)
-    assert distinct(kafka) == [*range(1_100), *range(1_600, 1_610)]
-    processes.stop([child])
+    with running(tmp_path, port):
+        until(lambda: handover.accounts().sent == 1_100)
+        put(ring, *[PLAIN] * 10)
+        handover.close()
+        found = handover.accounts()
+        assert found == Accounts(made=1_610, sent=1_110, dropped={"queue": 500}, deaths=1)
+        assert distinct(kafka) == [*range(1_100), *range(1_600, 1_610)]
 
 
 def test_a_worker_that_closes_without_a_broker_says_what_it_lost(
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nobody = f"127.0.0.1:{machine.free_port()}"
+    monkeypatch.setattr("decoder.telemetry.handover.CLOSE_TIMEOUT_S", 0.5)
     ring = Ring(3)
     put(ring, *[EVENT] * 5)
     handover = handover_of(KafkaSettings(bootstrap_servers=nobody), ring)
@@ -148,30 +143,18 @@ def test_a_worker_that_closes_without_a_broker_says_what_it_lost(
     assert "3 draft events were not sent to Kafka before the worker closed" in caplog.text
 
 
-def test_what_a_killed_carrier_had_is_sent_by_another_where_the_worker_closes_then(
-    kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("decoder.telemetry.handover.RESTART_S", (600.0, 600.0))
-    ring = Ring(1_000)
-    handover = handover_of(kafka, ring)
-    put(ring, PLAIN)
-    until(lambda: handover.accounts().sent == 1)
-    assert handover.pid is not None
-    os.kill(handover.pid, signal.SIGKILL)
-    put(ring, *[PLAIN] * 100)
-    until(lambda: handover.accounts().deaths == 1)
-    handover.close()
-    assert handover.accounts() == Accounts(made=101, sent=101, deaths=1)
-    assert distinct(kafka) == list(range(101))
-
-
 PARENT = """
 import os, sys, time
 from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.status import WorkerStatus
+from decoder.telemetry.handover import Handover
 from decoder.telemetry.ring import BEAT, Ring
-from tests.decoder.telemetry.test_handover import EVENT, handover_of, put
+from tests.contracts.test_events import EVENT, ORIGIN
+from tests.decoder.telemetry.telling import put
 ring = Ring(10_000)
-handover = handover_of(KafkaSettings(bootstrap_servers=sys.argv[1]), ring)
+kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
+handover = Handover(kafka, ring, ORIGIN, lambda: WorkerStatus(process="w", scope="s", time=1.0))
+handover.start()
 put(ring, EVENT)
 while handover.accounts().sent < int(sys.argv[2]) or not ring.control[BEAT]:
     time.sleep(0.01)
@@ -185,12 +168,11 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize(
-    ("by", "there"), [(signal.SIGKILL, True), (signal.SIGTERM, False), (signal.SIGINT, True)]
-)
+@pytest.mark.parametrize("there", [True, False])
 def test_no_carrier_outlives_its_parent_and_what_waits_is_sent_or_said(
-    kafka: KafkaSettings, by: signal.Signals, there: bool
+    kafka: KafkaSettings, there: bool
 ) -> None:
+    """A parent that is killed, and one that a terminal or a service manager ends with its group."""
     nobody = f"127.0.0.1:{machine.free_port()}"
     servers = kafka.bootstrap_servers if there else nobody
     with subprocess.Popen(
@@ -199,10 +181,11 @@ def test_no_carrier_outlives_its_parent_and_what_waits_is_sent_or_said(
     ) as parent:  # fmt: skip
         assert parent.stdout is not None and parent.stderr is not None
         carrier, child = map(psutil.Process, map(int, parent.stdout.readline().split()))
-        if by is signal.SIGKILL:
+        if there:
             parent.kill()
         else:
-            os.killpg(parent.pid, by)  # as a terminal or a service manager does
+            os.killpg(parent.pid, signal.SIGINT)
+            os.killpg(parent.pid, signal.SIGTERM)
         parent.wait(30)
         carrier.wait(30)
         said = parent.stderr.read()
@@ -212,26 +195,6 @@ def test_no_carrier_outlives_its_parent_and_what_waits_is_sent_or_said(
         assert distinct(kafka) == list(range(601))
     else:
         assert "601 draft events were not sent to Kafka before the worker closed" in said
-
-
-def test_a_carrier_that_hangs_is_ended_and_another_goes_on(
-    kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ring = Ring(1_000)
-    handover = handover_of(kafka, ring)
-    put(ring, PLAIN)
-    until(lambda: handover.accounts().sent == 1)
-    assert handover.pid is not None
-    os.kill(handover.pid, signal.SIGSTOP)
-    put(ring, *[PLAIN] * 10)
-    with monkeypatch.context() as impatient:
-        impatient.setattr("decoder.telemetry.handover.SILENT_TURNS", 1)
-        until(lambda: handover.accounts().deaths > 0)
-    put(ring, PLAIN)
-    until(lambda: handover.accounts().sent == 12)
-    handover.close()
-    found = handover.accounts()
-    assert balanced(found) and not found.dropped and distinct(kafka) == list(range(12))
 
 
 def test_a_status_or_a_round_that_cannot_be_made_holds_up_no_event_and_no_later_round(
@@ -252,32 +215,33 @@ def test_a_status_or_a_round_that_cannot_be_made_holds_up_no_event_and_no_later_
     assert [decode_round(value).number for value in consumed(kafka, TRIALS.name)] == [1]
 
 
-def test_with_several_partitions_readers_miss_nothing_and_a_life_keeps_its_order(
+def test_with_several_partitions_readers_miss_nothing_and_hear_of_all_at_the_end(
     tmp_path: Path,
 ) -> None:
-    port = machine.free_port()
-    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
-    child = start_broker(port, tmp_path / "data", tmp_path / "broker.log")
-    admin = open_admin(kafka, "test", 5_000)
-    until(lambda: bool(admin.create_topics([NewTopic(DRAFTS.name, 3, 1)])))
-    admin.close()
-    make_right(kafka)
-    ring = Ring(10_000)
-    handover = handover_of(kafka, ring)
-    put(ring, *[PLAIN] * 2_000)
-    until(lambda: handover.accounts().sent == 2_000)
-    handover.close()
-    source = EventSource(kafka, {})
-    assert source.connect(threading.Event())
-    intake = Intake(DeadLetters(kafka))
-    came: list[int] = []
-    places: set[int] = set()
-    while len(came) < 2_000:
-        for record in source.poll(0.1):
-            assert intake.admit(record) is not None
-            came += [event.number for event in decode_batch(record.value).events]
-            places.add(record.partition)
-    source.close()
-    assert intake.sequences.missing == intake.sequences.duplicates == 0
-    assert came == list(range(2_000)) and len(places) == 1
-    processes.stop([child])
+    with running(tmp_path, topics=False) as kafka:
+        admin = open_admin(kafka, "test", 5_000)
+        until(lambda: bool(admin.create_topics([NewTopic(DRAFTS.name, 3, 1)])))
+        admin.close()
+        make_right(kafka)
+        ring = Ring(10_000)
+        handover = handover_of(kafka, ring)
+        put(ring, *[EVENT, PLAIN] * 999)
+        until(lambda: handover.accounts().sent == 1_998)
+        put(ring, EVENT, PLAIN)
+        handover.close()
+        assert handover.accounts() == Accounts(made=2_000, sent=2_000)
+        status = decode_status(consumed(kafka, STATUS.name)[-1])
+        assert isinstance(status, WorkerStatus) and status.events_sent == 2_000
+        source = EventSource(kafka, {})
+        assert source.connect(threading.Event())
+        intake = Intake(DeadLetters(kafka))
+        came: list[int] = []
+        places: set[int] = set()
+        while len(came) < 2_000:
+            for record in source.poll(0.1):
+                assert intake.admit(record) is not None
+                came += [event.number for event in decode_batch(record.value).events]
+                places.add(record.partition)
+        source.close()
+        assert intake.sequences.missing == intake.sequences.duplicates == 0
+        assert came == list(range(2_000)) and len(places) == 1

@@ -53,19 +53,13 @@ def test_whole_requests_are_kept_and_their_shares_make_up_for_the_others() -> No
     assert 0.8 < weighed / (12 * 400 * CYCLES) < 1.25
 
 
-def test_a_request_under_way_stays_as_it_was_drawn() -> None:
+def test_a_request_under_way_stays_as_it_was_drawn_and_the_share_comes_back_with_calm() -> None:
     clock = Clock()
     shed = Shedding(100.0, clock)
     first, *rest = request("first")
     assert keep(shed, [first]) == [first]
     run(shed, clock, requests=400, looks=6)
     assert shed.halvings and keep(shed, rest) == rest
-
-
-def test_the_share_comes_back_when_the_load_goes() -> None:
-    clock = Clock()
-    shed = Shedding(100.0, clock)
-    run(shed, clock, requests=400, looks=6)
     run(shed, clock, requests=1, looks=20)
     assert shed.halvings == 0
     assert {event.share for event in keep(shed, request("later"))} == {1.0}

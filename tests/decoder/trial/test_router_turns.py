@@ -13,29 +13,25 @@ from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 from decoder.core.choice import Chosen, choose
 from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, DraftRouter, RequestOptions
+from decoder.drafting.drafts import STOCK
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
 from decoder.trial.turns import Turns
-from tests.conftest import KeepingSink, random_policy
-from tests.decoder.test_router import Target
+from tests.conftest import random_policy
+from tests.decoder.simulated import Router, decode_all
 
 EVERYBODY = (PLAIN, SUFFIX, MODEL, FIRST)
 
 
 def playing(
-    sink: KeepingSink,
-    classes: np.ndarray,
     names: tuple[str, ...] = EVERYBODY,
     holdout: float = 0.9,
     held: dict[str, Policy] | None = None,
-    champion: Policy | None = None,
-) -> DraftRouter:
+    **rest: Any,
+) -> Router:
     turns = Turns(names, holdout, held or {}, first_policy("s"), seed=1)
-    return DraftRouter(
-        SuffixCache(WorkerSettings()), champion or frequency_policy("s"), classes, sink, True,
-        floor=Floor(True), turns=turns,
-    )  # fmt: skip
+    return Router(frequency_policy("s"), True, floor=Floor(True), turns=turns, **rest)
 
 
 def decode(router: DraftRouter, requests: int, tokens: int = 150) -> int:
@@ -43,15 +39,13 @@ def decode(router: DraftRouter, requests: int, tokens: int = 150) -> int:
     for number in range(requests):
         text = [1, 2, 3, 4, 5, 6, 7, 8] * 5 + list(range(9, 30)) + [3, 1, 4, 1, 5, 9] * 15
         options = RequestOptions(tokens, 4096, tenant=f"t{number % 3}", workload="loops")
-        Target(router, text).run(f"r{number}", [1, 2, 3, 4, 5, 6, 7, 8], options)
+        decode_all(router, f"r{number}", [1, 2, 3, 4, 5, 6, 7, 8], text, options)
     return router.counters.tokens - requests
 
 
-def test_the_books_hold_every_token_that_a_cycle_committed(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
+def test_the_books_hold_every_token_that_a_cycle_committed() -> None:
     held = {TRIAL: replace(random_policy(), role=TRIAL, share=0.3)}
-    router = playing(sink, token_classes, held=held)
+    router = playing(held=held)
     committed = decode(router, 60)
     assert router.turns is not None
     router.policy = frequency_policy("s")
@@ -68,11 +62,12 @@ def test_the_books_hold_every_token_that_a_cycle_committed(
             assert {g.workload for g in block.groups} == {"loops"}
 
 
-def test_each_side_does_what_it_is_there_for(sink: KeepingSink, token_classes: np.ndarray) -> None:
-    router = playing(sink, token_classes)
+def test_each_side_does_what_it_is_there_for() -> None:
+    router = playing()
     decode(router, 60)
     by_side = {
-        name: [e for e in sink.every if e.side == name] for name in (*EVERYBODY, CHAMPION, "")
+        name: [e for e in router.kept.every if e.side == name]
+        for name in (*EVERYBODY, CHAMPION, "")
     }
     assert all(by_side[name] for name in (*EVERYBODY, CHAMPION))
     assert all(e.arm == "none" and not e.draft_len for e in by_side[PLAIN])
@@ -86,12 +81,10 @@ def test_each_side_does_what_it_is_there_for(sink: KeepingSink, token_classes: n
     assert any(e.draft_len > 24 for e in by_side[CHAMPION] + by_side[FIRST])
 
 
-def test_a_stock_lookup_leaves_no_trace_in_later_ones(token_classes: np.ndarray) -> None:
+def test_a_stock_lookup_leaves_no_trace_in_later_ones() -> None:
     phrase = list(range(1, 60)) * 2
     context = np.array([*range(1, 31)], np.int32)
     mixed, alone = SuffixCache(WorkerSettings()), SuffixCache(WorkerSettings())
-    from decoder.drafting.drafts import STOCK
-
     for cache in (mixed, alone):
         cache.start("r", np.array(phrase, np.int32), "")
         cache.index()
@@ -102,61 +95,43 @@ def test_a_stock_lookup_leaves_no_trace_in_later_ones(token_classes: np.ndarray)
     assert mixed.propose("r", context, 64) == alone.propose("r", context, 64)
 
 
-def test_the_worker_learns_to_serve_from_the_champion_alone(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
-    router = playing(sink, token_classes, names=(PLAIN,))
+def test_the_worker_learns_to_serve_from_the_champion_alone() -> None:
+    router = playing(names=(PLAIN,))
     rates, naps = [], []
     assert router.turns is not None and router.pause is not None
     observe, doze = router.rate.observe, router.pause.observe
     router.rate.observe = lambda *a: (rates.append(router.turns.playing), observe(*a))  # type: ignore
     router.pause.observe = lambda *a: (naps.append(router.turns.playing), doze(*a))  # type: ignore
     decode(router, 20)
-    assert len(sink.every) > len(rates) > 0
-    told = sum(e.side in ("", CHAMPION) for e in sink.every)
+    assert len(router.kept.every) > len(rates) > 0
+    told = sum(e.side in ("", CHAMPION) for e in router.kept.every)
     assert abs(told - len(rates)) <= 20  # what ends a request has no cycle of its own
     assert router.rate.value > 1.5, "plain decoding, most of the steps, would have it near 1"
 
 
-class Faulty(Policy):
-    """A policy that no choice can be made by."""
-
-    @property
-    def flat(self) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[override]
-        raise RuntimeError("spoilt")
-
-
+@pytest.mark.parametrize("raises", [True, False])
 def test_a_side_that_raises_costs_its_block_and_plays_no_more(
-    sink: KeepingSink, token_classes: np.ndarray, caplog: pytest.LogCaptureFixture
+    raises: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trial = Faulty("s", 5, 2.0, "survival", role=TRIAL, share=0.5, publication=4)
-    router = playing(sink, token_classes, names=(), holdout=0.0, held={TRIAL: trial})
-    committed = decode(router, 10)
-    assert router.turns is not None and router.turns.failed == {TRIAL: 1}
-    assert committed == 10 * 149 and not [e for e in sink.every if e.side == TRIAL]
-    assert "'trial' plays no more" in caplog.text
-    assert set(router.turns.sums) == {"outside"}
+    """Or one whose choice cannot be carried out."""
 
-
-def test_a_side_whose_choice_cannot_be_carried_out_plays_no_more(
-    sink: KeepingSink, token_classes: np.ndarray
-) -> None:
     def rule(policy: Policy, *arguments: Any, **more: Any) -> Chosen:
         chosen = choose(policy, *arguments, **more)
+        if raises and policy.role == TRIAL:
+            raise RuntimeError("spoilt")
         return chosen._replace(arms=chosen.arms[:0]) if policy.role == TRIAL else chosen
 
-    trial = replace(random_policy(), role=TRIAL, share=0.5)
-    turns = Turns((), 0.0, {TRIAL: trial}, first_policy("s"), seed=1)
-    router = DraftRouter(
-        SuffixCache(WorkerSettings()), frequency_policy("s"), token_classes, sink, True,
-        turns=turns, choice=rule,
-    )  # fmt: skip
-    assert decode(router, 10) == 10 * 149
-    assert (turns.failed, turns.playing) == ({TRIAL: 1}, "")
+    held = {TRIAL: replace(random_policy(), role=TRIAL, share=0.5)}
+    router = playing((), 0.0, held, choice=rule)
+    assert decode(router, 10) == 10 * 149 and router.turns is not None
+    assert not [e for e in router.kept.every if e.side == TRIAL]
+    assert "'trial' plays no more" in caplog.text
+    turns = router.turns
+    assert (turns.failed, turns.playing, {*turns.sums}) == ({TRIAL: 1}, "", {"outside"})
 
 
-def test_a_pause_is_in_nobody_s_time(sink: KeepingSink, token_classes: np.ndarray) -> None:
-    router = playing(sink, token_classes, names=(PLAIN,))
+def test_a_pause_is_in_nobody_s_time() -> None:
+    router = playing(names=(PLAIN,))
     router.start("r", np.array([1, 2, 3], np.int32), RequestOptions(50, 100))
     router.observe([Committed("r", [4], 0)], 3)
     router.choose(["r"])

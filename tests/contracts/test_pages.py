@@ -1,4 +1,4 @@
-"""What the pages on telemetry and topics tell is what the wire carries; their code runs."""
+"""What the pages on telemetry, topics and settings tell is what there is; their code runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.events import COLUMNS, LIMITS, encode_batch
 from decoder.contracts.features import FEATURES
 from decoder.contracts.identity import Pseudonyms
+from decoder.contracts.settings import OF_NO_CLASS, Settings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import TOPICS
+from tests.contracts.settings_page import CLASSES, OTHERS
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -89,3 +91,35 @@ def test_every_reason_of_a_refusal_is_listed() -> None:
     }
     assert PolicyRefused.__doc__ is not None
     assert told == set(re.findall(r"``(\w+)``", PolicyRefused.__doc__.split("one of")[1]))
+
+
+ROOT = Path(__file__).parents[2]
+NAMING = sorted(
+    path
+    for pattern in ("README.md", "docs/**/*.md", "deploy/**/*.md", "deploy/**/*.y*ml")
+    for path in ROOT.glob(pattern)
+)
+
+
+def known() -> set[str]:
+    return {
+        f"{settings.model_config.get('env_prefix')}{name.upper()}"
+        for settings in CLASSES.values()
+        for name in settings.model_fields
+    } | {*OF_NO_CLASS}
+
+
+def test_every_class_of_settings_is_on_it() -> None:
+    assert {*CLASSES.values()} == {*Settings.__subclasses__()}
+    assert {*OF_NO_CLASS} <= {*OTHERS}
+
+
+@pytest.mark.parametrize("settings", CLASSES.values())
+def test_every_setting_says_what_it_is(settings: type[Settings]) -> None:
+    assert not [name for name, field in settings.model_fields.items() if not field.description]
+
+
+@pytest.mark.parametrize("path", NAMING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_page_names_a_setting_that_is_not_there(path: Path) -> None:
+    for name in re.findall(r"\bHVD_(?:KAFKA|WORKER|LEARNER)_[A-Z0-9_]*[A-Z0-9]", path.read_text()):
+        assert name in known() or any(each.startswith(f"{name}_") for each in known()), name
