@@ -33,7 +33,7 @@ def summarise(
         requests: how many were ``answered`` and ``failed``, and their ``tokens``.
         began: of the traffic, seconds since the epoch; ``consumed_before``: events learned by then.
         start: what served at first, one of :data:`STARTS`.
-        mistake: what became of a bad policy, as :func:`pipelines.demo.mistake.outcome`, and
+        mistake: what became of a bad policy, as :func:`pipelines.demo.run.outcome`, and
             ``why``.
     """
     windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])

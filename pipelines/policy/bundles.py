@@ -1,13 +1,10 @@
-"""Policy bundles in files that a person names, and what tells one from another."""
+"""Policy bundles in files that a person names."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-import numpy as np
-
-from decoder.contracts.bundle import Policy, pack
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import ModelError
 from decoder.policy.probes import from_bytes
 
@@ -23,8 +20,3 @@ def load_policy(path: Path, scope: str | None = None) -> Policy:
         return from_bytes(path.read_bytes(), scope)
     except OSError as error:
         raise ModelError(f"policy {path} cannot be read: {error.strerror or error}.") from error
-
-
-def digest_of(policy: Policy) -> str:
-    """Of all that a bundle holds, but for what its maker saw the network say."""
-    return hashlib.sha256(pack(policy, np.zeros(len(policy.probe_inputs), np.float32))).hexdigest()

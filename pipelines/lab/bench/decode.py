@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rich.console import Console
 
@@ -25,13 +26,12 @@ from decoder.core.guards.floor import Floor
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.lab.bench import methods
-from pipelines.lab.bench.datasets import load
+from pipelines.lab.bench.datasets import PROMPTS, load
 from pipelines.lab.bench.metrics import Cycle, Key, Measured, Outcome, Results
-from pipelines.lab.bench.options import Engine, Selection
 from pipelines.lab.bench.render import complain
 from pipelines.policy.bundles import load_policy
 from pipelines.progress import Shown
-from pipelines.prompts import PromptSet, TokenPrompt, fitting, read_folder
+from pipelines.prompts import PromptSet, TokenPrompt, TooLong, fitting, read_folder
 from pipelines.serve.command import chosen
 
 if TYPE_CHECKING:
@@ -45,6 +45,43 @@ MACHINE_WARM_UP: Final = (32, 8)
 process does once (thread pools, allocator, code paths)."""
 
 Tick = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which prompts, of a folder or the hub, and how much of them; lengths are in tokens."""
+
+    folder: Path | None = None
+    datasets: tuple[str, ...] = ()
+    limit: int = PROMPTS
+    warmup: int = 1
+    max_prompt_tokens: int | None = None
+    too_long: TooLong = "skip"
+    max_tokens: int = 128
+    minutes: float | None = None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The checkpoints, where and how they are computed, and how that is timed.
+
+    ``model`` None is the embedded one. ``policies`` are ``FILE`` or ``label=FILE``.
+
+    Raises:
+        SettingsError: a clock that does not see the device.
+    """
+
+    model: str | None = None
+    drafter: str | None = None
+    policies: tuple[str, ...] = ()
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int | None = None
+    clock: Literal["wall", "cpu"] = "wall"
+
+    def __post_init__(self) -> None:
+        if self.clock == "cpu" and self.device != "cpu":
+            raise SettingsError("--clock cpu does not see a device: use it with --device cpu.")
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from rich.console import Console
 from decoder.contracts.errors import ProcessError
 from pipelines import machine
 from pipelines.lab.bench.serve.load import Load, Reply, answers
-from pipelines.lab.chaos.topic_audit import TopicAudit, adds_up
-from pipelines.lab.chaos.troubles import Stage, Trouble
+from pipelines.lab.chaos.troubles import Stage, TopicAudit, Trouble, adds_up
 from pipelines.prompts import Prompt
 from pipelines.stack.running import PLAIN, Home, Ports, responds, running
 from pipelines.stack.up import Watch

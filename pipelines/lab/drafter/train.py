@@ -22,8 +22,14 @@ from torch.nn import functional
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.eagle3 import WEIGHTS, Eagle3Head, HeadConfig, save_head
 from decoder.drafting.eagle3_teacher import chains
-from pipelines.lab.drafter.copying import copying_loss, learn_to_copy
-from pipelines.lab.drafter.unroll import AUX_LAYERS, Conversations, Pack, unroll
+from pipelines.lab.drafter.unroll import (
+    AUX_LAYERS,
+    Conversations,
+    Pack,
+    copying_loss,
+    learn_to_copy,
+    unroll,
+)
 from pipelines.progress import Step
 from pipelines.reports import atomic_write
 

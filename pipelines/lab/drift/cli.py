@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from pipelines.reports import print_json
 
@@ -41,23 +40,22 @@ def drift(
     """
     from decoder.policy.first import first_policy
     from pipelines.embedded import load_tokenizer
-    from pipelines.lab.bench.options import numbers
-    from pipelines.lab.drift import measure, stationary
+    from pipelines.lab.bench.methods import numbers
+    from pipelines.lab.bench.render import complain
+    from pipelines.lab.drift import measure, study
     from pipelines.lab.drift import scenario as scenarios
-    from pipelines.lab.drift.study import Recordings, named, study
     from pipelines.progress import Shown
 
-    drawn, names = numbers(seeds, "--seeds"), named(policies)
+    drawn, names = numbers(seeds, "--seeds"), study.named(policies)
     chosen = scenarios.chosen(scenario or [])
     policy = first_policy("drift")
     with Shown(err) as shown:
-        source = Recordings(traces, load_tokenizer(tokenizer), shown.step)
+        source = study.Recordings(traces, load_tokenizer(tokenizer), shown.step)
         if false_alarms:
-            summary = stationary.measure(false_alarms, source, policy, shown.step)
+            summary = study.false_alarms(false_alarms, source, policy, shown.step)
         else:
-            summary = study(chosen, drawn, names, source, policy, shown.step)
-    for notice in summary.get("notices", ()):
-        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+            summary = study.study(chosen, drawn, names, source, policy, shown.step)
+    complain(err, summary.get("notices", ()))
     if as_json or false_alarms:
         print_json(summary)
     else:

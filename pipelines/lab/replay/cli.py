@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from pipelines.reports import print_json
 
@@ -60,6 +59,7 @@ def replay(
     from decoder.policy.first import first_policy
     from decoder.settings import WorkerSettings
     from pipelines.embedded import load_tokenizer
+    from pipelines.lab.bench.render import complain
     from pipelines.lab.replay import study
     from pipelines.lab.replay.costs import measured
     from pipelines.lab.replay.engine import Simulator
@@ -88,8 +88,7 @@ def replay(
             found: dict[str, Any] = {"expected_on": card, "expected": expected}
         else:
             found = study.replayed(sets, bundle, simulator, shown.step)
-    for notice in notices:
-        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+    complain(err, notices)
     if as_json:
         settings = {
             "model_accepts": model_accepts,

@@ -17,12 +17,13 @@ from decoder.contracts.bundle import CHAMPION
 from decoder.contracts.errors import ProcessError
 from pipelines import machine
 from pipelines.demo.breakage import OPTIONS, Breakage, set_broken
-from pipelines.demo.mistake import outcome, promote
 from pipelines.demo.run import (
     Run,
     is_clear,
+    outcome,
     page_of,
     phases_for,
+    promote,
     status_line,
     traffic_seconds,
     write,

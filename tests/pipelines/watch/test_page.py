@@ -20,8 +20,7 @@ from decoder.contracts.topics import STATUS, TRIALS
 from pipelines import machine
 from pipelines.watch import live
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.live import serving
-from pipelines.watch.now import sentences
+from pipelines.watch.live import sentences, serving
 from pipelines.watch.page import record, render
 from tests.conftest import until
 from tests.decoder.telemetry.broker import running

@@ -14,9 +14,8 @@ from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
 from pipelines.lab.bench import methods
-from pipelines.lab.bench.decode import run
+from pipelines.lab.bench.decode import Selection, run
 from pipelines.lab.bench.metrics import Results
-from pipelines.lab.bench.options import Selection
 from pipelines.prompts import Prompt, PromptSet
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_engine
 

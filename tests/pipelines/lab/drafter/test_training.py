@@ -14,11 +14,17 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
 from pipelines import embedded
 from pipelines.lab.drafter import compose
-from pipelines.lab.drafter.asks import asks
-from pipelines.lab.drafter.compose import write
-from pipelines.lab.drafter.copying import copying_loss, learn_to_copy
+from pipelines.lab.drafter.compose import asks, write
 from pipelines.lab.drafter.train import Run, Settings, Target, evaluate, export, train
-from pipelines.lab.drafter.unroll import Conversation, Pack, read_shards, unroll, write_shard
+from pipelines.lab.drafter.unroll import (
+    Conversation,
+    Pack,
+    copying_loss,
+    learn_to_copy,
+    read_shards,
+    unroll,
+    write_shard,
+)
 
 STATES, END = (0, 1, 3), 2
 

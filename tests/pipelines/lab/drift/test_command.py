@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 from decoder.policy.first import first_policy
 from learner.rows import Rows, from_events
 from pipelines.cli import app
-from pipelines.lab.drift import stationary
-from pipelines.lab.drift.stationary import resampled, stream
-from pipelines.lab.drift.study import NAMES
+from pipelines.lab.drift import study
+from pipelines.lab.drift.study import NAMES, resampled, stream
 from tests.learner.traffic import Traffic
 from tests.pipelines.lab.replay.samples import word_tokenizer, write_traces
 
@@ -100,7 +99,7 @@ def test_alarms_of_a_stream_are_those_of_the_scope_that_it_is_fed_to(
     assert (calm["cache"], calm["model"]) == (0, 0) and 3_000 <= calm["rows"] < 3_020
     rows = iter([*islice(resampled(sessions(1, 1), np.random.default_rng(1)), 150),
                    *islice(resampled(sessions(2, -1), np.random.default_rng(1)), 151)])  # fmt: skip
-    monkeypatch.setattr(stationary, "resampled", lambda *_: rows)
+    monkeypatch.setattr(study, "resampled", lambda *_: rows)
     turned = stream("k", 1, sessions(1, 1), first_policy("drift"), 6_000, lambda *_: None)
     assert turned["cache"] > 0
 
@@ -108,7 +107,7 @@ def test_alarms_of_a_stream_are_those_of_the_scope_that_it_is_fed_to(
 def test_the_command_counts_false_alarms_and_says_them_by_text(
     drift: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stationary, "LENGTH", 700)
+    monkeypatch.setattr(study, "LENGTH", 700)
     asked = {"scenario": None, "seeds": None}
     found = json.loads(drift("--false-alarms=2100", "--json", **asked).stdout)
     assert [(s["kind"], s["seed"]) for s in found["streams"]] == [

@@ -27,8 +27,7 @@ from pipelines.lab.drift.traffic import (
     misleading,
     traffic,
 )
-from pipelines.lab.replay.engine import Simulator, hybrid
-from pipelines.lab.replay.model_arm import model_acceptance
+from pipelines.lab.replay.engine import Simulator, hybrid, model_acceptance
 from pipelines.lab.replay.traces import Trace
 from tests.pipelines.lab.replay.samples import copying_traces, dialogue, token_classes
 

@@ -19,7 +19,7 @@ from decoder.policy.probes import from_bytes
 from pipelines.cli import app
 from pipelines.lab.first import make
 from pipelines.lab.first.make import read_sets, with_drafter
-from pipelines.lab.replay.model_arm import drawn_acceptance
+from pipelines.lab.replay.engine import drawn_acceptance
 from pipelines.lab.replay.traces import Trace, files_of
 from tests.pipelines.lab.replay.samples import copying_traces, word_tokenizer
 

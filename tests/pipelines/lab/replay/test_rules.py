@@ -23,11 +23,16 @@ from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
 from pipelines.lab.replay import study
-from pipelines.lab.replay.cycles import Cycles
-from pipelines.lab.replay.engine import Prices, Simulator, foreseen, hybrid
-from pipelines.lab.replay.model_arm import model_acceptance
+from pipelines.lab.replay.engine import (
+    Cycles,
+    Prices,
+    Simulator,
+    foreseen,
+    hybrid,
+    model_acceptance,
+)
+from pipelines.lab.replay.study import taught
 from pipelines.lab.replay.traces import Parts, Trace
-from pipelines.lab.replay.training import taught
 from pipelines.stats import Spent, against_best, interval
 from tests.decoder.simulated import trusting_policy
 from tests.engines.tiny import tiny_engine, tiny_prompt

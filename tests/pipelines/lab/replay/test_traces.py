@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import TraceError
-from pipelines.lab.replay.messages import conversation
-from pipelines.lab.replay.traces import Trace, read, split
+from pipelines.lab.replay.traces import Trace, conversation, read, split
 from tests.pipelines.lab.replay.samples import word_tokenizer
 
 TOKENIZER = word_tokenizer()
