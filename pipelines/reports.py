@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
 
 from decoder.contracts.errors import SettingsError
 
@@ -15,6 +18,12 @@ from decoder.contracts.errors import SettingsError
 def print_json(value: Any) -> None:
     """``value`` as JSON on standard output."""
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+def complain(console: Console, sentences: Iterable[str]) -> None:
+    """What is amiss, a line each."""
+    for sentence in sentences:
+        console.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)
 
 
 def write_json(value: Any, path: Path) -> None:

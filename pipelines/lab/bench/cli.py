@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipelines.prompts import TooLong
-from pipelines.reports import print_json, write_json
+from pipelines.reports import complain, print_json, write_json
 
 app = typer.Typer(
     help="Measure decoding methods against each other.", no_args_is_help=True, add_completion=False
@@ -155,7 +155,7 @@ def serve(
     from decoder.contracts.errors import SettingsError
     from decoder.policy.first import first_policy
     from pipelines.lab.bench.methods import describe, numbers, words
-    from pipelines.lab.bench.render import complain, table
+    from pipelines.lab.bench.render import table
     from pipelines.lab.bench.serve import run as bench
     from pipelines.lab.bench.serve.load import Selection, from_workloads, levels
     from pipelines.lab.bench.serve.setups import Plan, setups

@@ -28,10 +28,10 @@ from pipelines import machine
 from pipelines.lab.bench import methods
 from pipelines.lab.bench.datasets import PROMPTS, load
 from pipelines.lab.bench.metrics import Cycle, Key, Measured, Outcome, Results
-from pipelines.lab.bench.render import complain
 from pipelines.policy.bundles import load_policy
 from pipelines.progress import Shown
 from pipelines.prompts import PromptSet, TokenPrompt, TooLong, fitting, read_folder
+from pipelines.reports import complain
 from pipelines.serve.command import chosen
 
 if TYPE_CHECKING:

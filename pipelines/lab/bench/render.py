@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from rich.box import SIMPLE
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 Cell = Callable[[dict[str, Any]], str]
@@ -57,9 +55,3 @@ def facts(title: str, found: Mapping[str, Any]) -> Table:
             said = f"{one:,.4g}" if isinstance(one, float) else "-" if one is None else f"{one}"
             made.add_row(f"{name} {key}".rstrip().replace("_", " "), said)
     return made
-
-
-def complain(console: Console, sentences: Iterable[str]) -> None:
-    """What is amiss, a line each."""
-    for sentence in sentences:
-        console.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pipelines.reports import print_json
+from pipelines.reports import complain, print_json
 
 out, err = Console(), Console(stderr=True)
 
@@ -41,7 +41,6 @@ def drift(
     from decoder.policy.first import first_policy
     from pipelines.embedded import load_tokenizer
     from pipelines.lab.bench.methods import numbers
-    from pipelines.lab.bench.render import complain
     from pipelines.lab.drift import measure, study
     from pipelines.lab.drift import scenario as scenarios
     from pipelines.progress import Shown

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from pipelines.reports import print_json
+from pipelines.reports import complain, print_json
 
 out, err = Console(), Console(stderr=True)
 
@@ -59,7 +59,6 @@ def replay(
     from decoder.policy.first import first_policy
     from decoder.settings import WorkerSettings
     from pipelines.embedded import load_tokenizer
-    from pipelines.lab.bench.render import complain
     from pipelines.lab.replay import study
     from pipelines.lab.replay.costs import measured
     from pipelines.lab.replay.engine import Simulator

@@ -27,7 +27,6 @@ from rich.console import Console
 
 from decoder.contracts.errors import ProcessError
 from pipelines import machine
-from pipelines.lab.bench.render import complain
 from pipelines.lab.bench.serve import load
 from pipelines.lab.bench.serve.load import Load, Reply
 from pipelines.lab.bench.serve.setups import Plan, Setup, command
@@ -35,7 +34,7 @@ from pipelines.lab.bench.serve.slices import OwnClock, Work, in_slices
 from pipelines.lab.bench.serve.summary import Level, ServerRun, report
 from pipelines.progress import Shown
 from pipelines.prompts import Prompt
-from pipelines.reports import write_json
+from pipelines.reports import complain, write_json
 from pipelines.serve import command as serve
 from pipelines.stack import interrupts, processes
 from pipelines.stack.processes import Part
