@@ -32,14 +32,11 @@ from decoder.policy.probes import to_bytes
 from pipelines.demo import breakage
 from pipelines.demo.summary import Summary, summarise
 from pipelines.demo.traffic import PLANS, Plan, Traffic
-from pipelines.progress import Shown
-from pipelines.reports import write_json, write_text
+from pipelines.reports import Shown, write_json, write_text
 from pipelines.stack.processes import wait_until
 from pipelines.stack.running import HVD, TRACKING_VARIABLE, Home, Ports, Stack, running
-from pipelines.watch.ledger import Ledger
-from pipelines.watch.observer import Observer
-from pipelines.watch.page import Record, record, render
-from pipelines.watch.uplift import ALL, NAMES, as_text, is_bounded, uplifts
+from pipelines.watch.ledger import Ledger, Observer
+from pipelines.watch.page import ALL, NAMES, Record, as_text, is_bounded, record, render, uplifts
 from pipelines.workloads import prompts
 
 DEFAULT_MINUTES: Final = 7.0

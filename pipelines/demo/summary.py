@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pipelines import machine
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.uplift import ALL, NAMES, as_dict, best_and_worst, rate_in, uplifts
+from pipelines.watch.page import ALL, NAMES, as_dict, best_and_worst, rate_in, uplifts
 
 Summary = dict[str, Any]
 STARTS: Final = {"first": "the policy that ships", "counting": "nothing learned"}

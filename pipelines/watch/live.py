@@ -23,10 +23,18 @@ from decoder.contracts.redacted import for_anybody
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.trial.effect import FEWEST
-from pipelines.watch.ledger import LEARNED, Ledger
-from pipelines.watch.observer import Observer
-from pipelines.watch.page import Record, record, render
-from pipelines.watch.uplift import ALL, NAMES, as_text, compared, is_bounded, uplifts
+from pipelines.watch.ledger import LEARNED, Ledger, Observer
+from pipelines.watch.page import (
+    ALL,
+    NAMES,
+    Record,
+    as_text,
+    compared,
+    is_bounded,
+    record,
+    render,
+    uplifts,
+)
 
 TITLE: Final = "Adaptive decoding, live"
 HISTORY_S: Final = 3600.0

@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from decoder.contracts.errors import SettingsError
-from pipelines.progress import LINE_SECONDS, Shown
-from pipelines.reports import write_json
+from pipelines.reports import LINE_SECONDS, Shown, write_json
 
 
 def test_a_report_goes_where_a_link_points_and_folders_are_made(tmp_path: Path) -> None:

@@ -57,7 +57,6 @@ def decode(
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option(help="What is computed in.")
     ] = "float32",
-    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of torch.")] = None,
     clock: Annotated[
         Literal["wall", "cpu"],
@@ -66,9 +65,6 @@ def decode(
     as_json: Annotated[Path, typer.Option("--json", help="Where the figures go.")] = Path(
         "reports/bench/decode.json"
     ),
-    minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="Start no further prompt after these.")
-    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Exit status 1 unless all outputs equal greedy's.")
     ] = False,
@@ -86,9 +82,9 @@ def decode(
     if check and "greedy" not in wanted:
         raise SettingsError("--check compares with greedy: name it among --methods.")
     selection = Selection(
-        prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long, max_tokens, minutes
+        prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long, max_tokens
     )
-    engine = Engine(model, drafter, tuple(policy or ()), dtype, device, threads, clock)
+    engine = Engine(model, drafter, tuple(policy or ()), dtype, threads, clock)
     results = launch(wanted, selection, engine, err)
     summary = metrics.summary(results)
     write_json(summary, as_json)
@@ -100,7 +96,7 @@ def decode(
         err.print(f"[red]{escape(sentence)}[/red]", highlight=False, soft_wrap=True)
     if check and not differing:
         err.print("Every output equals greedy's.")
-    if results.interrupted or results.out_of_time:
+    if results.interrupted:
         err.print("Not every prompt was decoded.")
     raise typer.Exit(130 if results.interrupted else int(check and bool(differing)))
 
@@ -160,7 +156,7 @@ def serve(
     from pipelines.lab.bench.serve.load import Selection, from_workloads, levels
     from pipelines.lab.bench.serve.setups import Plan, setups
     from pipelines.lab.bench.serve.summary import WIDTH, runs_in, table_columns, unequal
-    from pipelines.policy.bundles import load_policy
+    from pipelines.policy.moves import load_policy
     from pipelines.serve.command import chosen
 
     if check and (runs_in(dtype) != "float32" or "none" not in words(configs)):
@@ -241,7 +237,7 @@ def learner(
     Aims: 50,000 events a second, and as much memory after ten million events as after one.
     """
     from pipelines.lab.bench.learner import measure
-    from pipelines.progress import Shown
+    from pipelines.reports import Shown
 
     with Shown(err) as shown:
         one, ten = (

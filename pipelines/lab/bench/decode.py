@@ -27,11 +27,10 @@ from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.lab.bench import methods
 from pipelines.lab.bench.datasets import PROMPTS, load
-from pipelines.lab.bench.metrics import Cycle, Key, Measured, Outcome, Results
-from pipelines.policy.bundles import load_policy
-from pipelines.progress import Shown
+from pipelines.lab.bench.metrics import Key, Measured, Results
+from pipelines.policy.moves import load_policy
 from pipelines.prompts import PromptSet, TokenPrompt, TooLong, fitting, read_folder
-from pipelines.reports import complain
+from pipelines.reports import Shown, complain
 from pipelines.serve.command import chosen
 
 if TYPE_CHECKING:
@@ -58,30 +57,21 @@ class Selection:
     max_prompt_tokens: int | None = None
     too_long: TooLong = "skip"
     max_tokens: int = 128
-    minutes: float | None = None
 
 
 @dataclass(frozen=True)
 class Engine:
-    """The checkpoints, where and how they are computed, and how that is timed.
+    """The checkpoints, how they are computed, and how that is timed.
 
     ``model`` None is the embedded one. ``policies`` are ``FILE`` or ``label=FILE``.
-
-    Raises:
-        SettingsError: a clock that does not see the device.
     """
 
     model: str | None = None
     drafter: str | None = None
     policies: tuple[str, ...] = ()
     dtype: str = "float32"
-    device: str = "cpu"
     threads: int | None = None
     clock: Literal["wall", "cpu"] = "wall"
-
-    def __post_init__(self) -> None:
-        if self.clock == "cpu" and self.device != "cpu":
-            raise SettingsError("--clock cpu does not see a device: use it with --device cpu.")
 
 
 @dataclass(frozen=True)
@@ -111,13 +101,12 @@ def run(
 ) -> Results:
     """Decode every prompt of ``sets``, one of each set in turn.
 
-    Ctrl-C ends it early with what is there and marks the results as interrupted; when the
-    minutes are over it ends after the prompt under way. Mutates ``results``.
+    Ctrl-C ends it early with what is there and marks the results as interrupted. Mutates
+    ``results``.
 
     Args:
         tick: called before each generation, with what comes next.
     """
-    ends = time.monotonic() + 60 * selection.minutes if selection.minutes else None
     context = engine.max_model_len
     room = min(context - selection.max_tokens, selection.max_prompt_tokens or context)
     try:
@@ -131,13 +120,9 @@ def run(
 
         for turn, place in itertools.product(range(selection.limit), range(len(sets))):
             lane = opened_at(place)
-            if turn >= len(lane.measured):
-                continue
-            if ends is not None and time.monotonic() > ends:
-                results.out_of_time = True
-                break
-            order = rotated(made, turn + place)
-            _measure(lane.measured[turn], order, lane.sessions, selection.max_tokens, results, tick)
+            if turn < len(lane.measured):
+                prompt, order = lane.measured[turn], rotated(made, turn + place)
+                _measure(prompt, order, lane.sessions, selection.max_tokens, results, tick)
     except KeyboardInterrupt:
         results.interrupted = True
     return results
@@ -197,7 +182,8 @@ def _measure(
     tick: Tick,
 ) -> None:
     """``prompt`` by every method; nothing is kept of one that some method could not decode."""
-    source, outcomes = prompt.prompt, dict[str, Outcome]()
+    source = prompt.prompt
+    outcomes: dict[str, Generation] = {}
     for method in order:
         tick(f"{source.dataset}: {method.name}")
         session = sessions[method.name]
@@ -208,18 +194,9 @@ def _measure(
             where = f"{source.dataset}: prompt {source.id}"
             results.problem(f"{where} left out, {method.name} failed: {error}")
             return
-        outcomes[method.name] = outcome_of(method.name, made)
+        outcomes[method.name] = made
     key = Key(source.dataset, source.id)
     results.prompts[key] = Measured(key, source.family, outcomes)
-
-
-def outcome_of(method: str, made: Generation) -> Outcome:
-    """The record that is kept of one generation."""
-    cycles = tuple(
-        Cycle(c.arm, c.verified, c.accepted, round(c.draft_us + c.verify_us, 1))
-        for c in made.cycles
-    )
-    return Outcome(method, tuple(made.tokens), cycles, made.decode_us)
 
 
 def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: Console) -> Results:
@@ -268,11 +245,6 @@ def prepare(
     transformers.utils.logging.disable_progress_bar()
     if named.threads is not None:
         torch.set_num_threads(named.threads)
-    device = named.device
-    if device.startswith("cuda"):
-        if not torch.cuda.is_available():
-            raise SettingsError(f"--device {device}: this PyTorch finds no CUDA device.")
-        device += f" ({torch.cuda.get_device_name(device)})"
     found = chosen(named.model, named.drafter, "", 0, named.dtype)
     policies = {k: load_policy(path) for k, path in methods.policy_files(named.policies).items()}
     if methods.SHIPPED not in policies:
@@ -283,7 +255,6 @@ def prepare(
         "folder": str(selection.folder or "hub"),
         "model": found.served_name or found.model,
         "drafter": found.drafter or "none",
-        "device": device,
         "threads": torch.get_num_threads(),
         "machine": machine.description(),
         "versions": machine.versions("torch", "transformers"),
@@ -292,9 +263,7 @@ def prepare(
             f"hybrid:{k}" if k else "hybrid": methods.describe(p) for k, p in policies.items()
         },
     }
-    engine = ReferenceEngine.load(
-        found.model, found.drafter, dtype=named.dtype, device=named.device
-    )
+    engine = ReferenceEngine.load(found.model, found.drafter, dtype=named.dtype)
     if named.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]
     k = engine.settings.model_draft_tokens

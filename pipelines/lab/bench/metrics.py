@@ -16,16 +16,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from decoder.engines.reference.generation import CycleRecord, Generation
 from pipelines.stats import against_best, columns, interval, loops, over, rate
-
-
-class Cycle(NamedTuple):
-    """One decoding cycle: lengths in tokens, time in µs."""
-
-    arm: str
-    verified: int
-    accepted: int
-    us: float
 
 
 class Key(NamedTuple):
@@ -35,27 +27,9 @@ class Key(NamedTuple):
     prompt: str
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A prompt decoded by one method. The first token comes with the prefill, before any cycle.
-
-    ``decode_us`` runs from the end of the prefill to the last token.
-    """
-
-    method: str
-    tokens: tuple[int, ...]
-    cycles: tuple[Cycle, ...]
-    decode_us: float
-
-    @property
-    def decoded(self) -> int:
-        """Tokens that the cycles committed: all but the first."""
-        return max(0, len(self.tokens) - 1)
-
-    @property
-    def spent(self) -> tuple[float, float]:
-        """Decoded tokens and their microseconds."""
-        return self.decoded, self.decode_us
+def decoded(made: Generation) -> int:
+    """Tokens that the cycles committed: all but the first, which comes with the prefill."""
+    return max(0, len(made.tokens) - 1)
 
 
 @dataclass(frozen=True)
@@ -64,7 +38,7 @@ class Measured:
 
     key: Key
     family: str
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, Generation]
 
 
 @dataclass
@@ -75,7 +49,6 @@ class Results:
     prompts: dict[Key, Measured] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     interrupted: bool = False
-    out_of_time: bool = False
     began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def problem(self, sentence: str) -> None:
@@ -86,7 +59,7 @@ class Results:
 
 CONTRACT: Final = "hvd.bench.decode.v1"
 
-ByMethod = Mapping[str, Outcome]
+ByMethod = Mapping[str, Generation]
 
 
 def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]:
@@ -98,15 +71,15 @@ def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]
     of one kind do about the same work: the same arm, and as many binary digits of verified length.
     """
 
-    def kind(cycle: Cycle) -> tuple[str, int]:
+    def kind(cycle: CycleRecord) -> tuple[str, int]:
         return cycle.arm, cycle.verified.bit_length()
 
     kinds = defaultdict(list)
     for cycle in (c for p in prompts for o in p.values() for c in o.cycles):
-        kinds[kind(cycle)].append(cycle.us)
+        kinds[kind(cycle)].append(cycle.draft_us + cycle.verify_us)
     times = {each: float(np.median(found)) for each, found in kinds.items()}
     return {
-        name: [(p[name].decoded, sum(times[kind(c)] for c in p[name].cycles)) for p in prompts]
+        name: [(decoded(p[name]), sum(times[kind(c)] for c in p[name].cycles)) for p in prompts]
         for name in prompts[0]
     }
 
@@ -115,10 +88,11 @@ def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     """Throughput, cycles and arms of ``method``."""
     mine = [p[method] for p in prompts]
     spent, oracle, greedy = (
-        [p[name].spent for p in prompts if name in p] for name in (method, "oracle", "greedy")
+        [(decoded(p[name]), p[name].decode_us) for p in prompts if name in p]
+        for name in (method, "oracle", "greedy")
     )
     cycles = [c for o in mine for c in o.cycles]
-    tokens = sum(o.decoded for o in mine)
+    tokens = sum(map(decoded, mine))
     accepted = {arm: [c.accepted for c in cycles if c.arm == arm] for arm in ("cache", "model")}
     return {
         "prompts": len(mine),
@@ -195,7 +169,6 @@ def summary(results: Results) -> dict[str, Any]:
         "settings": results.settings,
         "prompts": len(results.prompts),
         "interrupted": results.interrupted,
-        "out_of_time": results.out_of_time,
         "problems": results.problems,
         "differing": differing(results),
         "records": [

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pipelines.lab.drafter.unroll import AUX_LAYERS, Conversation, shards, write_shard
-from pipelines.progress import Step
+from pipelines.reports import Step
 from pipelines.workloads import WORKLOADS, Function, prompts, standard_library_functions
 
 AT_ONCE, POOL = 64, 512

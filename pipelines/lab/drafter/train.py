@@ -30,8 +30,7 @@ from pipelines.lab.drafter.unroll import (
     learn_to_copy,
     unroll,
 )
-from pipelines.progress import Step
-from pipelines.reports import atomic_write
+from pipelines.reports import Step, atomic_write
 
 STEPS, STEP_DECAY = 3, 0.8
 """Training-time test: how far each chain is unrolled, and how a step's weight falls."""

@@ -43,7 +43,7 @@ def drift(
     from pipelines.lab.bench.methods import numbers
     from pipelines.lab.drift import measure, study
     from pipelines.lab.drift import scenario as scenarios
-    from pipelines.progress import Shown
+    from pipelines.reports import Shown
 
     drawn, names = numbers(seeds, "--seeds"), study.named(policies)
     chosen = scenarios.chosen(scenario or [])

@@ -48,7 +48,7 @@ from pipelines.lab.drift.traffic import KINDS, SIDE_BY_SIDE, Library, Request, l
 from pipelines.lab.replay.engine import Simulator
 from pipelines.lab.replay.study import survival, taught
 from pipelines.lab.replay.traces import Trace, files_of, read
-from pipelines.progress import Step
+from pipelines.reports import Step
 
 NAMES: Final = ("frozen", "counting", "first", "adaptive", "refit", "oracle")
 KNOWN: Final = 100

@@ -18,7 +18,7 @@ from learner.rows import Rows, hash_id, joined
 from pipelines.lab.replay.engine import Simulator, drawn_acceptance, hybrid
 from pipelines.lab.replay.study import CONTEXT, survival, teachers, with_longer_drafts
 from pipelines.lab.replay.traces import Trace, read, some_sessions
-from pipelines.progress import Step
+from pipelines.reports import Step
 
 ALLOWED: Final = ("MIT", "Apache-2.0")
 """What a row's ``license`` may say. A licence of the code alone ("Apache-2.0 (code), ... (data)")

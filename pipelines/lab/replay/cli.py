@@ -62,8 +62,8 @@ def replay(
     from pipelines.lab.replay import study
     from pipelines.lab.replay.costs import measured
     from pipelines.lab.replay.engine import Simulator
-    from pipelines.policy.bundles import load_policy
-    from pipelines.progress import Shown
+    from pipelines.policy.moves import load_policy
+    from pipelines.reports import Shown
 
     if not traces and prompts is None:
         raise typer.BadParameter("name trace files, or prompts with --prompts")

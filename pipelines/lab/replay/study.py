@@ -30,8 +30,8 @@ from learner.rows import Rows, joined
 from pipelines.lab.replay import recording
 from pipelines.lab.replay.engine import Prices, Simulator, foreseen, hybrid
 from pipelines.lab.replay.traces import Parts, Trace, read, split
-from pipelines.progress import Step
 from pipelines.prompts import fitting, read_folder
+from pipelines.reports import Step
 from pipelines.stats import Spent, against_best
 
 HYBRID: Final = "hybrid"
@@ -197,14 +197,14 @@ def of_prompts(
     Raises:
         SettingsError: there is no such folder, or no prompt in it that can be used.
     """
-    plan, wanted = recording.Plan(), dict[str, list[tuple[int, ...]]]()
+    wanted = dict[str, list[tuple[int, ...]]]()
     for each in read_folder(folder, (), notices):
-        fits = fitting(each, tokenizer, plan.prompt, "truncate", notices.append)
+        fits = fitting(each, tokenizer, recording.PROMPT, "truncate", notices.append)
         if ids := [prompt.ids for prompt in itertools.islice(fits, limit or PROMPTS)]:
             wanted[each.name] = ids
     if not wanted:
         raise SettingsError(f"no prompt in {folder} can be used: {notices[-1:]}")
-    kept = recording.record(wanted, plan, step)
+    kept = recording.record(wanted, step)
     notices.append(f"The recordings are in {kept}.")
     return {n: Parts([], [], recording.traces_of(kept, n, ids)) for n, ids in wanted.items()}
 

@@ -15,7 +15,7 @@ from decoder.policy.first import SHIPPED
 from decoder.policy.probes import to_bytes
 from learner.registry import Registry, Standing
 from pipelines.cli import app, main
-from pipelines.policy.bundles import load_policy
+from pipelines.policy.moves import load_policy
 from tests.conftest import random_policy
 from tests.learner.stage import client_of
 

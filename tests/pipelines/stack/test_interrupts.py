@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipelines.stack.interrupts import SIGNALS, first_only, held
+from pipelines.stack.processes import SIGNALS, first_only, held
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,7 @@ from pipelines import machine
 from pipelines.stack import broker, processes
 from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, child_environment, running
 from pipelines.stack.up import say
-from pipelines.watch.ledger import Ledger
-from pipelines.watch.observer import Observer
+from pipelines.watch.ledger import Ledger, Observer
 from tests.conftest import until
 from tests.decoder.telemetry.broker import start_broker
 from tests.pipelines.watch.records import ORIGIN, WORKER, event, rounds, worker_status

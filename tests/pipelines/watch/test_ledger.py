@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
-from pipelines.watch import ledger, uplift
+from pipelines.watch import ledger
 from pipelines.watch.ledger import Drafts, Ledger, Phase, Window
-from pipelines.watch.uplift import ALL, as_dict, as_text, over_time, uplifts
+from pipelines.watch.page import ALL, as_dict, as_text, over_time, rate_in, uplifts
 from tests.pipelines.watch import records
 from tests.pipelines.watch.records import (
     ORIGIN,
@@ -37,10 +37,10 @@ def test_arms_are_those_of_the_policy_in_force_whatever_other_sides_did() -> Non
     found.add_drafts(batch(made))
     first, second, nothing = found.drafts.windows([(100.0, 105.0), (105.0, 110.0), (0.0, 9.0)])
     shares = {"cache": 0.25, "model": 0.25, "none": 0.5}
-    assert first == Window(4, shares, {"cache": 4.0, "model": 2.0}, mae=1.5)  # of 2 and 1
-    assert (second.events, second.accepted_by_arm["model"], second.mae) == (1, 1.0, 0.0)
+    assert first == Window(4, shares, {"cache": 4.0, "model": 2.0})
+    assert (second.events, second.accepted_by_arm["model"]) == (1, 1.0)
     assert nothing == Drafts().windows([(0.0, 9.0)])[0]
-    assert (nothing.events, nothing.mae, found.drafts.seen) == (0, None, 7)
+    assert (nothing.events, found.drafts.seen) == (0, 7)
 
 
 def test_events_count_once_and_only_those_of_the_own_worker_and_scope() -> None:
@@ -112,8 +112,8 @@ def test_each_phase_has_its_own_ratio_and_the_whole_is_that_of_all() -> None:
     assert (first.pairs, second.pairs, whole.pairs) == (40, 20, 60)
     assert whole.low < whole.ratio < whole.high
     assert found["A"]["suffix"].ratio == pytest.approx(1.2, rel=0.05)
-    rates = [uplift.rate_in(phase, played()) for phase in PHASES]
-    assert rates == pytest.approx([60.0, 30.0], rel=0.05) and uplift.rate_in(PHASES[0], []) == 0.0
+    rates = [rate_in(phase, played()) for phase in PHASES]
+    assert rates == pytest.approx([60.0, 30.0], rel=0.05) and rate_in(PHASES[0], []) == 0.0
 
 
 def test_no_interval_is_claimed_before_there_is_one_and_no_side_that_never_played() -> None:

@@ -72,7 +72,6 @@ def test_a_page_says_what_it_is_worth_what_is_in_force_what_was_learned_and_what
     versions = [row[1:] for row in tables["Policy versions"]]
     assert ["v2", "in force on the worker"] in versions
     assert ["", "v2 is on trial"] in versions
-    assert ["worker: faults", "3"] in tables["Figures"]
 
 
 def told(ledger: Ledger) -> list[str]:

@@ -99,15 +99,12 @@ def test_a_run_leaves_figures(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ("asked", "said"),
     [
         ("--prompts nowhere", "nowhere is not a folder"),
-        ("--clock cpu --device cuda", "use it with --device cpu"),
-        ("--methods greedy --device cuda:9", "finds no CUDA device"),
         ("--methods suffix --check", "--check compares with greedy"),
     ],
 )
 def test_what_no_run_can_be_made_of_is_said(
     home: Path, asked: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     done = bench(home, monkeypatch, *asked.split())
     assert isinstance(done.exception, SettingsError) and said in str(done.exception)
 

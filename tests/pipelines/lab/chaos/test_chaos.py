@@ -28,7 +28,7 @@ from pipelines.lab.chaos.run import Seen, asking, faults_of, make_trouble, stage
 from pipelines.lab.chaos.troubles import TROUBLES, TopicAudit, Trouble, adds_up
 from pipelines.prompts import Prompt
 from pipelines.stack.running import TRACKING_VARIABLE
-from pipelines.watch.observer import ingest
+from pipelines.watch.ledger import ingest
 from tests.conftest import random_policy, until
 from tests.learner.traffic import Traffic
 

@@ -14,7 +14,6 @@ from pipelines.lab.replay.traces import read
 from pipelines.prompts import tokenise
 from pipelines.workloads import prompts
 
-PLAN = recording.Plan(prompt=20, answer=8)
 OUTPUTS: dict[str, list[int]] = {"a": [5, 6], "b": [], "c": [7, 8, 9]}
 
 
@@ -26,10 +25,10 @@ def asked(texts: str) -> list[list[int]]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What was recorded of three prompts, the second without an answer."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = PLAN.folder()
+    found = recording.folder_of()
     found.mkdir(parents=True)
     lines = [
-        {"session": text, "prompt": ids, "output": OUTPUTS[text], "max_tokens": PLAN.answer}
+        {"session": text, "prompt": ids, "output": OUTPUTS[text], "max_tokens": recording.ANSWER}
         for text, ids in zip(OUTPUTS, asked("abc"), strict=True)
     ]
     (found / "some.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -41,13 +40,14 @@ def no_step(*_: object) -> None:
 
 
 def test_what_was_recorded_is_not_recorded_again_and_read_in_the_order_asked_for(
-    folder: Path,
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert recording.record({"some": asked("cab")}, PLAN, no_step) == folder
+    assert recording.record({"some": asked("cab")}, no_step) == folder
     for texts, outputs in (("cba", [[7, 8, 9], [5, 6]]), ("a", [[5, 6]])):
         found = recording.traces_of(folder, "some", asked(texts))
         assert [list(trace.output) for trace in found] == outputs
-    assert recording.Plan(prompt=21, answer=8).folder() != folder, "other lengths are others"
+    monkeypatch.setattr(recording, "PROMPT", 21)
+    assert recording.folder_of() != folder, "other lengths are others"
 
 
 @pytest.fixture
@@ -68,10 +68,9 @@ def test_recordings_are_made_once_and_can_be_replayed() -> None:
     def step(what: str, done: int, whole: int) -> None:
         told.append((what, done, whole))
 
-    plan = recording.Plan()
-    path = recording.record({"chat": ids[:1]}, plan, step) / "chat.jsonl"
+    path = recording.record({"chat": ids[:1]}, step) / "chat.jsonl"
     first = path.read_bytes()
-    assert recording.record({"chat": ids}, plan, step) == plan.folder() == path.parent
+    assert recording.record({"chat": ids}, step) == recording.folder_of() == path.parent
     assert path.read_bytes().startswith(first)
     both = [("recording chat", done, 1) for done in (0, 1)] * 2
     assert told == both, "the second time one was there"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from pipelines.lab.bench.serve import slices
-from pipelines.lab.bench.serve.slices import OwnClock, Work, in_slices
+from pipelines.lab.bench.serve import load
+from pipelines.lab.bench.serve.load import OwnClock, Work, in_slices
 from tests.conftest import until
 
 BUSY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass']).wait()"
@@ -49,7 +49,7 @@ def test_one_server_runs_at_a_time_by_its_own_clock_and_who_has_answered_least_i
     servers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns: list[int] = []
-    send, answers = slices._signal, dict.fromkeys(servers, 0)
+    send, answers = load._signal, dict.fromkeys(servers, 0)
 
     def noting(group: int, number: signal.Signals) -> None:
         if number == signal.SIGCONT and any(done < 6 for done in answers.values()):
@@ -69,7 +69,7 @@ def test_one_server_runs_at_a_time_by_its_own_clock_and_who_has_answered_least_i
 
         return runs
 
-    monkeypatch.setattr(slices, "_signal", noting)
+    monkeypatch.setattr(load, "_signal", noting)
     began = time.perf_counter()
     works = {
         group: Work(work(group, each), lambda group=group: answers[group])
@@ -86,7 +86,7 @@ def test_one_server_runs_at_a_time_by_its_own_clock_and_who_has_answered_least_i
 def test_a_benchmark_that_is_killed_leaves_nobody_stopped(servers: list[int]) -> None:
     script = (
         "import sys, time\n"
-        "from pipelines.lab.bench.serve.slices import Work, in_slices\n"
+        "from pipelines.lab.bench.serve.load import Work, in_slices\n"
         "works = {int(g): Work(lambda clock: time.sleep(60), int) for g in sys.argv[1:]}\n"
         "in_slices(works, 60)\n"
     )
