@@ -74,7 +74,7 @@ def decode(
     Each prompt is decoded by every method in turn, in rotating order. Ctrl-C reports what is there.
     """
     from decoder.contracts.errors import SettingsError
-    from pipelines.lab.bench import metrics, render
+    from pipelines.lab.bench import metrics
     from pipelines.lab.bench.decode import Engine, Selection, launch
     from pipelines.lab.bench.methods import names, words
 
@@ -89,7 +89,7 @@ def decode(
     summary = metrics.summary(results)
     write_json(summary, as_json)
     title = f"{summary['prompts']} prompts, speed over greedy's"
-    out.print(render.table(title, render.COLUMNS, summary["overall"]))
+    out.print(metrics.table(title, metrics.COLUMNS, summary["overall"]))
     out.print(f"Report: [bold]{as_json}[/bold]", soft_wrap=True)
     differing = summary["differing"]
     for sentence in differing:
@@ -151,7 +151,7 @@ def serve(
     from decoder.contracts.errors import SettingsError
     from decoder.policy.first import first_policy
     from pipelines.lab.bench.methods import describe, numbers, words
-    from pipelines.lab.bench.render import table
+    from pipelines.lab.bench.metrics import table
     from pipelines.lab.bench.serve import run as bench
     from pipelines.lab.bench.serve.load import Selection, from_workloads, levels
     from pipelines.lab.bench.serve.setups import Plan, setups
@@ -202,7 +202,7 @@ def gpu(context: typer.Context) -> None:
 
 
 def _show(title: str, found: dict[str, Any], as_json: bool) -> None:
-    from pipelines.lab.bench.render import facts
+    from pipelines.lab.bench.metrics import facts
 
     print_json(found) if as_json else out.print(facts(title, found))
 

@@ -188,8 +188,6 @@ def load(names: Sequence[str], count: int, problems: list[str]) -> Iterator[Prom
             "loading from the hub needs the 'datasets' package: pip install "
             "'hybrid-verified-decoding[bench]', or give local prompts with --prompts."
         )
-    if not hub_answers():
-        problems.append("the hub cannot be reached: only datasets fetched before can be used.")
     for name in names or SOURCES:
         if name not in SOURCES:
             problems.append(f"dataset {name!r} left out: there are {', '.join(SOURCES)}.")
@@ -202,23 +200,6 @@ def load(names: Sequence[str], count: int, problems: list[str]) -> Iterator[Prom
         found = prompt_set(name, rows, problems)
         if found is not None:
             yield found
-
-
-def hub_answers() -> bool:
-    """Whether the hub can be reached: asked once, as each dataset would try for half a minute.
-
-    If not, this process's hub libraries use what they have fetched before, and nothing else.
-    """
-    import datasets
-    import httpx
-    from huggingface_hub import constants
-
-    try:
-        httpx.head(constants.ENDPOINT, timeout=5.0)
-    except httpx.HTTPError:
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-        return False
-    return True
 
 
 def fetch(source: Source, count: int) -> list[Row]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from rich.console import Console
 
@@ -213,29 +213,6 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     if not sets:
         raise SettingsError(f"no dataset is left to measure. {' '.join(problems)}")
     complain(console, problems)
-    engine, made, settings = prepare(wanted, selection, named)
-    results, told = Results(settings, problems=problems), len(problems)
-    with Shown(console) as shown:
-        left = len(made) * sum(min(selection.limit, len(s.prompts)) for s in sets)
-        begun = itertools.count()
-        shown.step("warming up", 0, left)
-        run(
-            engine, made, sets, selection, results, lambda what: shown.step(what, next(begun), left)
-        )
-    complain(console, results.problems[told:])
-    if not results.prompts:
-        raise SettingsError("no prompt was decoded by every method, so there is nothing to report.")
-    return results
-
-
-def prepare(
-    wanted: Sequence[str], selection: Selection, named: Engine
-) -> tuple[ReferenceEngine, tuple[Method, ...], dict[str, Any]]:
-    """What a run decodes with: checkpoints and methods; and its settings, JSON-ready.
-
-    Raises:
-        HvdError: a model, method or policy is missing or does not fit.
-    """
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
     import torch
     import transformers
@@ -267,4 +244,16 @@ def prepare(
     if named.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]
     k = engine.settings.model_draft_tokens
-    return engine, methods.build(wanted, policies, engine.has_drafter, k), settings
+    made = methods.build(wanted, policies, engine.has_drafter, k)
+    results, told = Results(settings, problems=problems), len(problems)
+    with Shown(console) as shown:
+        left = len(made) * sum(min(selection.limit, len(s.prompts)) for s in sets)
+        begun = itertools.count()
+        shown.step("warming up", 0, left)
+        run(
+            engine, made, sets, selection, results, lambda what: shown.step(what, next(begun), left)
+        )
+    complain(console, results.problems[told:])
+    if not results.prompts:
+        raise SettingsError("no prompt was decoded by every method, so there is nothing to report.")
+    return results

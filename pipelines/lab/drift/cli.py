@@ -42,11 +42,11 @@ def drift(
     from pipelines.embedded import load_tokenizer
     from pipelines.lab.bench.methods import numbers
     from pipelines.lab.drift import measure, study
-    from pipelines.lab.drift import scenario as scenarios
+    from pipelines.lab.drift.traffic import chosen as scenarios_of
     from pipelines.reports import Shown
 
     drawn, names = numbers(seeds, "--seeds"), study.named(policies)
-    chosen = scenarios.chosen(scenario or [])
+    chosen = scenarios_of(scenario or [])
     policy = first_policy("drift")
     with Shown(err) as shown:
         source = study.Recordings(traces, load_tokenizer(tokenizer), shown.step)

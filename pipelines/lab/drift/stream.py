@@ -28,8 +28,7 @@ from decoder.settings import WorkerSettings
 from learner.rows import Rows, from_events
 from learner.scope import Scope
 from learner.settings import LearnerSettings
-from pipelines.lab.drift.scenario import PLAIN_US
-from pipelines.lab.drift.traffic import Request
+from pipelines.lab.drift.traffic import PLAIN_US, Request
 from pipelines.lab.replay.engine import Cycle, Engine, Prices, foreseen
 
 Told = Callable[[int, Rows], Policy | None]

@@ -42,9 +42,17 @@ from learner.rows import Rows
 from pipelines import machine
 from pipelines.lab.bench.methods import words
 from pipelines.lab.drift.measure import LEARNS, figures
-from pipelines.lab.drift.scenario import Scenario, Segment
 from pipelines.lab.drift.stream import Learning, Run, Worker, decode, foresee
-from pipelines.lab.drift.traffic import KINDS, SIDE_BY_SIDE, Library, Request, lessons, traffic
+from pipelines.lab.drift.traffic import (
+    KINDS,
+    SIDE_BY_SIDE,
+    Library,
+    Request,
+    Scenario,
+    Segment,
+    lessons,
+    traffic,
+)
 from pipelines.lab.replay.engine import Simulator
 from pipelines.lab.replay.study import survival, taught
 from pipelines.lab.replay.traces import Trace, files_of, read

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines import machine
-from pipelines.lab.bench.render import Cell, number
+from pipelines.lab.bench.metrics import Cell, number
 from pipelines.lab.bench.serve.load import Reply
 from pipelines.lab.bench.serve.setups import METHODS, Plan, Setup
 from pipelines.stats import Spent, columns, interval, loops, median, over

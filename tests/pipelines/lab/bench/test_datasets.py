@@ -7,7 +7,6 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from pipelines.lab.bench import datasets
@@ -85,13 +84,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return Rows(held[path])
 
     module = SimpleNamespace(
-        load_dataset=load_dataset,
-        DownloadConfig=lambda **_: None,
-        config=SimpleNamespace(HF_HUB_OFFLINE=False),
-        __spec__=object(),
+        load_dataset=load_dataset, DownloadConfig=lambda **_: None, __spec__=object()
     )
     monkeypatch.setitem(sys.modules, "datasets", module)
-    monkeypatch.setattr(httpx, "head", lambda *_, **__: None)
     return held
 
 

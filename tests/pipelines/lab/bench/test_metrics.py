@@ -11,7 +11,7 @@ from rich.console import Console
 
 from decoder.contracts.events import Arm
 from decoder.engines.reference.generation import CycleRecord, Generation
-from pipelines.lab.bench import render
+from pipelines.lab.bench import metrics
 from pipelines.lab.bench.metrics import (
     Key,
     Measured,
@@ -91,7 +91,7 @@ def test_an_output_that_is_not_greedys_is_named_with_its_place() -> None:
     right, wrong = ({"greedy": outcome(), "suffix": outcome(tokens=n)} for n in (11, 4))
     made = summary(results_of(good=right, bad=wrong))
     console = Console(width=80, file=io.StringIO())
-    console.print(render.table("", render.COLUMNS, made["overall"]))
+    console.print(metrics.table("", metrics.COLUMNS, made["overall"]))
     assert "suffix" in console.file.getvalue() and "…" not in console.file.getvalue()
     (said,) = made["differing"]
     assert said.startswith("suffix differs from greedy on prompt bad of mbpp")

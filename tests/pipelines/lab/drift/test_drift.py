@@ -15,13 +15,17 @@ from decoder.engines.reference.method import method
 from decoder.settings import WorkerSettings
 from learner.rows import Rows
 from pipelines.lab.drift.measure import figures
-from pipelines.lab.drift.scenario import PLAIN_US, Machine, Scenario, Segment, chosen
 from pipelines.lab.drift.stream import Run, Worker, decode
 from pipelines.lab.drift.traffic import (
     KINDS,
+    PLAIN_US,
     Library,
+    Machine,
     Request,
+    Scenario,
+    Segment,
     Traffic,
+    chosen,
     filled_in,
     lessons,
     misleading,

@@ -8,9 +8,8 @@ import numpy as np
 
 from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
-from pipelines.lab.drift.scenario import Machine
 from pipelines.lab.drift.stream import Learning, Worker, decode
-from pipelines.lab.drift.traffic import Request, misleading
+from pipelines.lab.drift.traffic import Machine, Request, misleading
 from pipelines.lab.replay.engine import model_acceptance
 from pipelines.lab.replay.traces import Trace
 from tests.pipelines.lab.replay.samples import copying_traces, token_classes

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from pipelines.lab.bench.render import table
+from pipelines.lab.bench.metrics import table
 from pipelines.lab.bench.serve.load import Reply
 from pipelines.lab.bench.serve.setups import Setup
 from pipelines.lab.bench.serve.summary import (
