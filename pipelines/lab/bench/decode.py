@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -74,14 +74,6 @@ class Engine:
     clock: Literal["wall", "cpu"] = "wall"
 
 
-@dataclass(frozen=True)
-class Lane:
-    """One dataset: its prompts, and what decodes them."""
-
-    measured: list[TokenPrompt]
-    sessions: dict[str, Session]
-
-
 def rotated(methods: Sequence[Method], index: int) -> list[Method]:
     """The order of prompt ``index``: greedy first where an oracle has to know its output."""
     turn = index % len(methods)
@@ -107,22 +99,34 @@ def run(
     Args:
         tick: called before each generation, with what comes next.
     """
-    context = engine.max_model_len
+    from decoder.engines.reference.session import Session
+
+    context, limit = engine.max_model_len, selection.limit
     room = min(context - selection.max_tokens, selection.max_prompt_tokens or context)
     try:
         costs = warm_up_machine(engine, made)
 
         @cache
-        def opened_at(place: int) -> Lane:
+        def opened(place: int) -> tuple[list[TokenPrompt], dict[str, Session]]:
+            """Prompts and sessions of a dataset, warmed up; who decides by costs has a server's
+            floor."""
             how = room, selection.too_long, results.problem
             fits = fitting(sets[place], engine.tokenizer, *how)
-            return open_lane(engine, made, fits, selection, costs)
+            usable = list(itertools.islice(fits, limit + selection.warmup))
+            sessions = dict[str, Session]()
+            for m in made:
+                mine = costs.get(m.name)
+                floor = Floor(m.model != "none") if mine is not None and m.rule is None else None
+                sessions[m.name] = Session(engine, m, mine, floor)
+            for prompt in usable[limit:]:
+                _generated([*sessions.values()], list(prompt.ids), selection.max_tokens)
+            return usable[:limit], sessions
 
-        for turn, place in itertools.product(range(selection.limit), range(len(sets))):
-            lane = opened_at(place)
-            if turn < len(lane.measured):
-                prompt, order = lane.measured[turn], rotated(made, turn + place)
-                _measure(prompt, order, lane.sessions, selection.max_tokens, results, tick)
+        for turn, place in itertools.product(range(limit), range(len(sets))):
+            measured, sessions = opened(place)
+            if turn < len(measured):
+                order = rotated(made, turn + place)
+                _measure(measured[turn], order, sessions, selection.max_tokens, results, tick)
     except KeyboardInterrupt:
         results.interrupted = True
     return results
@@ -142,27 +146,6 @@ def warm_up_machine(engine: ReferenceEngine, made: Sequence[Method]) -> dict[str
     _generated([Session(engine, method) for method in made], prompt, answer)
     learned = [m for m in made if m.policy.kind == "survival" or m.rule is not None]
     return {m.name: LiveCosts(profile(engine, m)) for m in learned}
-
-
-def open_lane(
-    engine: ReferenceEngine,
-    made: Sequence[Method],
-    prompts: Iterator[TokenPrompt],
-    selection: Selection,
-    costs: dict[str, LiveCosts],
-) -> Lane:
-    """Prompts and sessions of a dataset, warmed up; who decides by costs has a server's floor."""
-    from decoder.engines.reference.session import Session
-
-    limit, sessions = selection.limit, dict[str, Session]()
-    usable = list(itertools.islice(prompts, limit + selection.warmup))
-    for method in made:
-        mine = costs.get(method.name)
-        floor = Floor(method.model != "none") if mine is not None and method.rule is None else None
-        sessions[method.name] = Session(engine, method, mine, floor)
-    for prompt in usable[limit:]:
-        _generated([*sessions.values()], list(prompt.ids), selection.max_tokens)
-    return Lane(usable[:limit], sessions)
 
 
 def _generated(sessions: Sequence[Session], prompt: list[int], max_tokens: int) -> None:
@@ -195,8 +178,7 @@ def _measure(
             results.problem(f"{where} left out, {method.name} failed: {error}")
             return
         outcomes[method.name] = made
-    key = Key(source.dataset, source.id)
-    results.prompts[key] = Measured(key, source.family, outcomes)
+    results.prompts[Key(source.dataset, source.id)] = Measured(source.family, outcomes)
 
 
 def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: Console) -> Results:

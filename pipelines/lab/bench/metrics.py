@@ -38,7 +38,6 @@ def decoded(made: Generation) -> int:
 class Measured:
     """A prompt and what every method made of it."""
 
-    key: Key
     family: str
     outcomes: dict[str, Generation]
 
@@ -162,8 +161,8 @@ def differing(results: Results) -> list[str]:
 def summary(results: Results) -> dict[str, Any]:
     """Everything that ``--json`` writes; ``records`` are of each dataset and method."""
     sets: dict[tuple[str, str], list[ByMethod]] = defaultdict(list)
-    for prompt in results.prompts.values():
-        sets[prompt.key.dataset, prompt.family].append(prompt.outcomes)
+    for key, prompt in results.prompts.items():
+        sets[key.dataset, prompt.family].append(prompt.outcomes)
     every, wanted = [p for some in sets.values() for p in some], results.settings["methods"]
     return {
         "contract": CONTRACT,

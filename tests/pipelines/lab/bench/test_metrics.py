@@ -42,8 +42,7 @@ def results_of(**prompts: dict[str, Generation]) -> Results:
     methods = list(next(iter(prompts.values())))
     found = Results({"methods": methods})
     for name, outcomes in prompts.items():
-        key = Key("mbpp", name)
-        found.prompts[key] = Measured(key, "code", outcomes)
+        found.prompts[Key("mbpp", name)] = Measured("code", outcomes)
     return found
 
 
