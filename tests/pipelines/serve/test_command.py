@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -221,20 +220,6 @@ def test_a_metrics_folder_that_a_person_named_is_left_alone_or_said_to_be_unusab
     assert env[METRICS_VARIABLE] == str(tmp_path) and (tmp_path / "counter_1.db").exists()
     with pytest.raises(ProcessError, match=f"/dev/null.*{METRICS_VARIABLE}"):
         empty_metrics(ServeOptions("owner/model"), {METRICS_VARIABLE: "/dev/null"})
-
-
-def test_nowhere_to_keep_anything_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> str:
-        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
-
-    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
-    with pytest.raises(ProcessError, match="TMPDIR"):
-        check(ServeOptions("owner/model", port=machine.free_port()))
-    for name in ("HOME", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 2_147_483)  # who has no folder
-    with pytest.raises(SettingsError, match="set HOME"):
-        machine.cache_directory()
 
 
 def test_the_embedded_model_comes_with_its_name_and_drafter(tmp_path, monkeypatch) -> None:
