@@ -58,8 +58,6 @@ class Results:
             self.problems.append(sentence)
 
 
-CONTRACT: Final = "hvd.bench.decode.v1"
-
 ByMethod = Mapping[str, Generation]
 
 
@@ -165,7 +163,7 @@ def summary(results: Results) -> dict[str, Any]:
         sets[key.dataset, prompt.family].append(prompt.outcomes)
     every, wanted = [p for some in sets.values() for p in some], results.settings["methods"]
     return {
-        "contract": CONTRACT,
+        "contract": "hvd.bench.decode.v1",
         "began": results.began,
         "settings": results.settings,
         "prompts": len(results.prompts),

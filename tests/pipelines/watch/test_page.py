@@ -20,10 +20,9 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import STATUS, TRIALS
 from pipelines import machine
 from pipelines.watch import ledger as ledger_module
-from pipelines.watch import live
 from pipelines.watch.ledger import Drafts, Ledger, Phase, Window
 from pipelines.watch.live import sentences, serving
-from pipelines.watch.page import ALL, as_dict, as_text, over_time, rate_in, record, render, uplifts
+from pipelines.watch.page import ALL, as_dict, as_text, rate_in, record, render, uplifts
 from tests.conftest import until
 from tests.decoder.telemetry.broker import running
 from tests.pipelines.watch import records
@@ -192,18 +191,6 @@ def test_the_live_page_is_served_to_this_machine_while_no_broker_is_there(addres
         assert asked.status_code == status, "a page of a stranger whose name leads here"
 
 
-def test_figures_that_cannot_be_computed_are_said_in_a_sentence(
-    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(live, "record", lambda *_, **__: 1 / 0)
-        for answer in (httpx.get(address), httpx.get(f"{address}/figures.json")):
-            told = (answer.status_code, answer.text)
-            assert told == (503, "The figures cannot be computed now: try again.")
-    assert len(caplog.records) == 1, "said once a minute"
-    assert httpx.get(address).status_code == 200
-
-
 def test_arms_are_those_of_the_policy_in_force_whatever_other_sides_did() -> None:
     made = [
         event(0, 101.0, side="", arm="cache", accepted=5, verified_len=4),
@@ -291,12 +278,3 @@ def test_no_interval_is_claimed_before_there_is_one_and_no_side_that_never_playe
     assert as_text(none) == "-" and as_text(few).startswith("about 1.") and " to " in as_text(many)
     assert as_dict(none) == {"ratio": None, "low": None, "high": None, "pairs": 0}
     assert as_dict(few) == {**as_dict(none), "ratio": round(few.ratio, 4), "pairs": 5}
-
-
-def test_a_course_ends_with_what_is_known_now_narrows_and_the_recent_one_follows() -> None:
-    points = over_time(played()[:40], "plain", 10)
-    assert len(points) == 10
-    assert points[-1] == (180.0, uplifts(played()[:40], ())[ALL]["plain"])
-    assert points[-1][1].high - points[-1][1].low < points[4][1].high - points[4][1].low
-    lately, whole = (over_time(played(), "plain", 10, n)[-1][1] for n in (24, None))
-    assert lately.pairs == 24 and lately.ratio < whole.ratio

@@ -105,14 +105,6 @@ def test_a_template_that_rewrites_earlier_turns_is_followed(write: Write) -> Non
     assert words(found[1].prompt).split()[3:6] == ["<|assistant|>", "?", "<|end|>"]
 
 
-@pytest.mark.parametrize("template", [None, "{{ raise_exception('no such role') }}"])
-def test_without_a_template_that_serves_a_line_is_left_out(
-    write: Write, template: str | None
-) -> None:
-    found = read(write(TALK), word_tokenizer(template))
-    assert not found.traces and "template" in found.notices[0]
-
-
 UNUSABLE = (
     "{not json", "[1, 2]", {"prompt": [5], "output": []}, {"messages": [say("user", "a")]},
     {"messages": [say("user", "a"), say("assistant", " ")]}, {"messages": [{"content": "a"}]},
