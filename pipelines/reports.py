@@ -1,13 +1,18 @@
-"""What a command hands to other programs: JSON on standard output, or files that appear whole."""
+"""What a command hands to other programs: JSON on standard output, or files that appear whole. And
+how far long work is: a bar for who looks at a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
+
+from rich import progress
+from rich.console import Console
+from rich.markup import escape
 
 from decoder.contracts.errors import SettingsError
 
@@ -15,6 +20,12 @@ from decoder.contracts.errors import SettingsError
 def print_json(value: Any) -> None:
     """``value`` as JSON on standard output."""
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+def complain(console: Console, sentences: Iterable[str]) -> None:
+    """What is amiss, a line each."""
+    for sentence in sentences:
+        console.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)
 
 
 def write_json(value: Any, path: Path) -> None:
@@ -53,3 +64,55 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(path)
+
+
+Step = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much there is."""
+
+LINE_SECONDS: Final = 30.0
+"""Between two lines where no bar can be drawn; what takes less time says nothing."""
+PACE_SECONDS: Final = 600.0
+"""The time that is left is told by the pace of the last so many."""
+
+
+class Shown:
+    """What is under way, and how much of it is done, on ``console``."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+            speed_estimate_period=PACE_SECONDS,
+        )
+        self._task = self._bar.add_task("", total=None)
+        self._told = console.get_time()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, what: str, done: float, whole: float) -> None:
+        """Show that ``done`` of ``whole`` is done; less than before, or of another whole, is a new
+        stage with a pace of its own.
+        """
+        task = self._bar.tasks[0]
+        if whole != task.total or done < task.completed:
+            self._bar.reset(self._task, total=whole)
+        self._bar.update(self._task, description=escape(what), completed=done)
+        now = self._console.get_time()
+        if not self._console.is_terminal and now - self._told >= LINE_SECONDS:
+            self._told = now
+            left = self._bar.tasks[0].time_remaining
+            about = f", about {max(1, round(left / 60))} min left" if left else ""
+            said = f"{what}: {done:,.0f} of {whole:,.0f}{about}"
+            self._console.print(said, markup=False, highlight=False, soft_wrap=True)

@@ -55,14 +55,10 @@ def over(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Of ``values``, if there are any."""
-    return float(np.percentile(values, percent)) if values else None
-
-
 def median(values: Iterable[float | None]) -> float | None:
     """Of those ``values`` that are known."""
-    return percentile([v for v in values if v is not None], 50)
+    known = [v for v in values if v is not None]
+    return float(np.median(known)) if known else None
 
 
 def loops(tokens: Sequence[int]) -> bool:

@@ -4,12 +4,19 @@ Start the stack as it ships; send one agent's session at a time, then three, the
 break the drafter and mend it; promote a bad policy by hand. Meanwhile interleave plain, stock
 suffix and EAGLE3 decoding with the policy in force, and show what it is worth beside the best and
 the worst of them; wait until every event has reached the learner; stop; write the report.
+
+The policy that is promoted by hand is a person's mistake: it drafts nothing. The same command does
+it that anybody would give. What follows is the service's own: the worker's floor puts the best
+fixed method in force where it finds the policy behind, and the learner's gate judges every champion
+against the policy before it, the one that ships among them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,18 +26,17 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import ProcessError
-from pipelines.demo import breakage, mistake
+from decoder.policy.probes import to_bytes
+from pipelines.demo import breakage
 from pipelines.demo.summary import Summary, summarise
 from pipelines.demo.traffic import PLANS, Plan, Traffic
-from pipelines.progress import Shown
-from pipelines.reports import write_json, write_text
+from pipelines.reports import Shown, write_json, write_text
 from pipelines.stack.processes import wait_until
-from pipelines.stack.running import Home, Ports, Stack, running
-from pipelines.watch.ledger import Ledger
-from pipelines.watch.observer import Observer
-from pipelines.watch.page import Record, record, render
-from pipelines.watch.uplift import ALL, NAMES, as_text, is_bounded, uplifts
+from pipelines.stack.running import HVD, TRACKING_VARIABLE, Home, Ports, Stack, running
+from pipelines.watch.ledger import Ledger, Observer
+from pipelines.watch.page import ALL, NAMES, Record, as_text, is_bounded, record, render, uplifts
 from pipelines.workloads import prompts
 
 DEFAULT_MINUTES: Final = 7.0
@@ -159,7 +165,7 @@ def _run_phases(
             traffic.begin(plan, seed=index)
             began = time.monotonic()
             if plan.mistake and _has_champion(ledger):
-                by_hand = mistake.promote(stack, ledger.scope, HOME)
+                by_hand = promote(stack, ledger.scope, HOME)
             while (spent := time.monotonic() - began) < seconds and not _is_over(ledger, by_hand):
                 stack.check()
                 traffic.check()
@@ -177,7 +183,7 @@ def _has_champion(ledger: Ledger) -> bool:
 def _is_over(ledger: Ledger, by_hand: int) -> bool:
     """Whether the running phase has shown what it is for."""
     if by_hand:
-        found = mistake.outcome(ledger, by_hand)
+        found = outcome(ledger, by_hand)
         if found["relieved_s"] is None and found["taken_back_s"] is None:
             return False
     return is_clear(ledger)
@@ -187,9 +193,9 @@ def _mistaken(stack: Stack, ledger: Ledger, by_hand: int) -> dict[str, Any] | No
     """What became of a policy that was promoted by hand, and why; None of none."""
     if not by_hand:
         return None
-    found = mistake.outcome(ledger, by_hand)
+    found = outcome(ledger, by_hand)
     taken = found["taken_back_s"] is not None
-    return found | {"why": mistake.reason(stack, ledger.scope) if taken else ""}
+    return found | {"why": reason(stack, ledger.scope) if taken else ""}
 
 
 def _wait_until_learned(stack: Stack, ledger: Ledger, before: int) -> None:
@@ -233,3 +239,66 @@ def status_line(ledger: Ledger) -> str:
         f"{ledger.phases[-1].name}: {worth}, policy {policy}, events {ledger.produced} made "
         f"{ledger.consumed} learned from, candidates {candidates}"
     )
+
+
+NEVER: Final = 1e9
+"""Accepted tokens that no draft is expected to reach."""
+MOVE_SECONDS: Final = 120.0
+WHY: Final = "a mistake: it drafts nothing"
+
+
+def promote(stack: Stack, scope: str, folder: Path) -> int:
+    """Make a policy champion that drafts nothing; its version.
+
+    Raises:
+        ProcessError: it could not be promoted; with what the command said.
+    """
+    policy = Policy(scope, 0, NEVER, "frequency", use_model=False)
+    bundle = folder / "drafts-nothing.safetensors"
+    bundle.write_bytes(to_bytes(policy))
+    told = _hvd(stack, "promote", str(bundle), "--force", "--why", WHY, "--scope", scope)
+    return int(told["to"])
+
+
+def reason(stack: Stack, scope: str) -> str:
+    """Why the version that is served now was made champion, as the registry has it.
+
+    Raises:
+        ProcessError: it could not be asked.
+    """
+    (model,) = _hvd(stack, "list", "--scope", scope)
+    tags = {one["version"]: one["tags"] for one in model["versions"]}
+    return str(tags.get(model["served"], {}).get("why", ""))
+
+
+def _hvd(stack: Stack, *arguments: str) -> Any:
+    """What ``hvd policy`` prints as JSON."""
+    try:
+        done = subprocess.run(
+            [*HVD, "policy", *arguments, "--json"],
+            env={**os.environ, TRACKING_VARIABLE: stack.tracking_uri},
+            capture_output=True, text=True, timeout=MOVE_SECONDS, check=True,
+        )  # fmt: skip
+        return json.loads(done.stdout)
+    except (subprocess.SubprocessError, ValueError) as error:
+        said = str(getattr(error, "stderr", "") or error).strip()
+        what = f"'hvd policy {arguments[0]}' did not work in the demo"
+        raise ProcessError(f"{what}: {said} See the registry's log.") from error
+
+
+def outcome(ledger: Ledger, version: int) -> dict[str, Any]:
+    """What became of ``version`` on the worker: seconds after it came into force until the floor
+    relieved it, and until another policy was in force; null is not yet."""
+    switches = ledger.policy_switches()
+    came = next((at for at, v in switches if v == version), None)
+    if came is None:
+        return {"version": version, "in_force": False, "relieved_s": None, "taken_back_s": None}
+    gone = next((at for at, v in switches if at > came and v != version), None)
+    floor = (s.time for s in list(ledger.statuses) if s.policy_version == version and s.fallback)
+    relieved = next(floor, None)
+    return {
+        "version": version,
+        "in_force": True,
+        "relieved_s": None if relieved is None else round(relieved - came, 1),
+        "taken_back_s": None if gone is None else round(gone - came, 1),
+    }

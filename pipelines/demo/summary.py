@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pipelines import machine
 from pipelines.watch.ledger import Ledger
-from pipelines.watch.uplift import ALL, NAMES, as_dict, best_and_worst, rate_in, uplifts
+from pipelines.watch.page import ALL, NAMES, as_dict, best_and_worst, rate_in, uplifts
 
 Summary = dict[str, Any]
 STARTS: Final = {"first": "the policy that ships", "counting": "nothing learned"}
@@ -33,7 +33,7 @@ def summarise(
         requests: how many were ``answered`` and ``failed``, and their ``tokens``.
         began: of the traffic, seconds since the epoch; ``consumed_before``: events learned by then.
         start: what served at first, one of :data:`STARTS`.
-        mistake: what became of a bad policy, as :func:`pipelines.demo.mistake.outcome`, and
+        mistake: what became of a bad policy, as :func:`pipelines.demo.run.outcome`, and
             ``why``.
     """
     windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])

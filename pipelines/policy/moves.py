@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlparse
 
-from decoder.contracts.bundle import CHAMPION
-from decoder.contracts.errors import RegistryError
+from decoder.contracts.bundle import CHAMPION, Policy
+from decoder.contracts.errors import ModelError, RegistryError
+from decoder.policy.probes import from_bytes
 from learner.registry import Registry, Standing, Version
 from learner.registry.moves import Move
 from learner.settings import LearnerSettings
-from pipelines.policy.bundles import load_policy
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,19 @@ def one_model(scope: str | None) -> Model:
         among = ", ".join(sorted(model.scope for model in found))
         raise RegistryError(f"several policies: name one with --scope, of {among}")
     return found[0]
+
+
+def load_policy(path: Path, scope: str | None = None) -> Policy:
+    """The bundle in ``path``, made for ``scope``, or whatever scope it was made for.
+
+    Raises:
+        ModelError: the file cannot be read.
+        PolicyRefused: it is damaged, or made for other features, or another scope.
+    """
+    try:
+        return from_bytes(path.read_bytes(), scope)
+    except OSError as error:
+        raise ModelError(f"policy {path} cannot be read: {error.strerror or error}.") from error
 
 
 def person() -> str:

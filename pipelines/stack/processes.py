@@ -1,4 +1,5 @@
-"""Child processes: start, wait until ready, watch, stop; each with its own log file."""
+"""Child processes: start, wait until ready, watch, stop; each with its own log file. None may be
+left behind by Ctrl-C, SIGTERM or SIGHUP."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.errors import ProcessError
-from pipelines.stack import interrupts
 
 if TYPE_CHECKING:
     import psutil
@@ -112,7 +115,7 @@ def begin(part: Part, children: dict[str, Child], again: bool = False) -> Child:
     Raises:
         ProcessError: the program cannot be run.
     """
-    with interrupts.held():
+    with held():
         child = children[part.name] = start(part, again)
     return child
 
@@ -185,3 +188,73 @@ def stop(children: Sequence[Child], seconds: float = STOP_SECONDS) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty already
             os.killpg(child.process.pid, signal.SIGKILL)
         child.process.wait()
+
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+AGAIN_S: Final = 0.05
+"""To when a signal is raised again that nobody heard."""
+
+
+@contextlib.contextmanager
+def first_only() -> Iterator[None]:
+    """The first of ``SIGNALS`` raises KeyboardInterrupt, further ones do nothing: what stops the
+    children is not itself stopped halfway.
+
+    What the caller's caller ignores stays ignored, as SIGHUP under nohup. Main thread only.
+    """
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt(number)
+
+    def unheard(what: sys.UnraisableHookArgs) -> None:
+        """It came while Python ran a finalizer, which lets no exception out: raised again."""
+        if not (isinstance(what.exc_value, KeyboardInterrupt) and what.exc_value.args):
+            hook(what)  # what others raised is not ours
+            return
+        listen()
+        number = what.exc_value.args[0]
+        threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
+
+    def listen() -> None:
+        for number in before:
+            signal.signal(number, heard)
+
+    before, hook = _handlers(), sys.unraisablehook
+    sys.unraisablehook = unheard
+    listen()
+    try:
+        yield
+    finally:
+        _restore(before)
+        sys.unraisablehook = hook
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """``SIGNALS`` wait until the block has ended.
+
+    A child that was started and is not yet in the list of those to be stopped would outlive us.
+    Nothing is blocked in the kernel, because a child would inherit that.
+    """
+    pending: list[int] = []
+    before = _handlers()
+    for number in before:
+        signal.signal(number, lambda number, frame: pending.append(number))
+    try:
+        yield
+    finally:
+        _restore(before)
+        if pending:
+            signal.raise_signal(pending[0])
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    found = {number: signal.getsignal(number) for number in SIGNALS}
+    return {number: handler for number, handler in found.items() if handler != signal.SIG_IGN}
+
+
+def _restore(handlers: dict[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -24,7 +24,7 @@ from rich.console import Console
 from decoder.contracts.settings import KafkaSettings
 from learner.topics import make_right
 from pipelines import embedded, machine
-from pipelines.stack import broker, interrupts, processes
+from pipelines.stack import broker, processes
 from pipelines.stack.processes import Child, Part, begin
 
 REGISTRY_SECONDS: Final = 120.0
@@ -175,7 +175,7 @@ def running(
         answers = partial(responds, f"{url}/health")
         start(Part(name, arguments, home.log(name), answers, seconds, environment))
 
-    with interrupts.first_only():
+    with processes.first_only():
         try:
             with _step(console, "model"):
                 embedded.ensure_model(Console(quiet=True))

@@ -40,7 +40,7 @@ def export(
     Questions to ask it with DuckDB: docs/telemetry.md.
     Example: hvd telemetry export events
     """
-    from pipelines.progress import Shown
+    from pipelines.reports import Shown
     from pipelines.telemetry.export import export as write
 
     with Shown(err) as shown:

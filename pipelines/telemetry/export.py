@@ -20,9 +20,8 @@ from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from learner.source import Mark, mark_of
-from pipelines.progress import Step
-from pipelines.reports import atomic_write
-from pipelines.stack.interrupts import held
+from pipelines.reports import Step, atomic_write
+from pipelines.stack.processes import held
 from pipelines.telemetry.reading import reading, records, spans
 
 FORMAT: Final = "hvd.export.v1"

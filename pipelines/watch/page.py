@@ -1,10 +1,12 @@
-"""One page about a running or a finished service: figures as JSON, and the HTML that draws them.
+"""One page about a running or a finished service: what the policy in force is worth beside other
+sides of its trial, over all and by phase; figures as JSON, and the HTML that draws them.
 
 It needs no network: Plotly's script comes from its wheel and is part of the page.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -14,21 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from decoder.contracts.status import LearnerStatus, WorkerStatus
-from decoder.contracts.trials import PLAIN, Round
-from decoder.trial.effect import Effect
-from pipelines.watch.ledger import ARMS, Ledger
-from pipelines.watch.uplift import (
-    ALL,
-    NAMES,
-    RECENT,
-    as_text,
-    compared,
-    is_bounded,
-    over_time,
-    rate_in,
-    uplifts,
-)
+from decoder.contracts.bundle import CHAMPION, FIRST
+from decoder.contracts.trials import MODEL, PLAIN, SUFFIX, Round
+from decoder.trial.effect import Effect, effect, effect_of
+from pipelines.watch.ledger import ARMS, Ledger, Phase
 
 POINTS: Final = 80
 MIN_WINDOW_S: Final = 12.0
@@ -39,6 +30,90 @@ COLOURS: Final = {
 }
 
 Record = dict[str, Any]
+
+NAMES: Final[Mapping[str, str]] = {
+    PLAIN: "plain decoding",
+    SUFFIX: "stock suffix decoding",
+    MODEL: "EAGLE3 decoding",
+    FIRST: "the frozen first policy",
+}
+"""Sides that the policy in force may be compared with, as they are called."""
+FIXED: Final = (PLAIN, SUFFIX, MODEL)
+"""Of these, the methods that somebody would have to choose between."""
+ALL: Final = "(all)"
+RECENT: Final = 24
+"""Pairs of a moving estimate: a minute or two of a demo."""
+
+
+def is_bounded(one: Effect) -> bool:
+    """Whether there are pairs enough for an interval."""
+    return one.low > 0.0 and math.isfinite(one.high)
+
+
+def as_dict(one: Effect) -> dict[str, float | int | None]:
+    """JSON-ready: ``ratio``, ``low``, ``high`` and ``pairs``; null is not known."""
+    bounds = {"low": round(one.low, 4), "high": round(one.high, 4)} if is_bounded(one) else {}
+    ratio = round(one.ratio, 4) if one.pairs else None
+    return {"ratio": ratio, "low": None, "high": None, "pairs": one.pairs} | bounds
+
+
+def as_text(one: Effect) -> str:
+    """``1.62 (1.51 to 1.74)``; the ratio alone while its interval is open, "-" without any."""
+    if is_bounded(one):
+        return f"{one.ratio:.2f} ({one.low:.2f} to {one.high:.2f})"
+    return f"about {one.ratio:.2f}" if one.pairs else "-"
+
+
+def compared(rounds: Sequence[Round]) -> list[str]:
+    """Those of :data:`NAMES` that took part; where none did, plain decoding."""
+    played = {block.side for one in rounds for block in one.blocks}
+    return [side for side in NAMES if side in played] or [PLAIN]
+
+
+def uplifts(rounds: Sequence[Round], phases: Iterable[Phase]) -> dict[str, dict[str, Effect]]:
+    """Rates over each other side's by the clock, by side, of each phase by its name and of
+    :data:`ALL`. A round belongs to the phase in which it ended."""
+    parts = {p.name: _within(p, rounds) for p in phases} | {ALL: list(rounds)}
+    sides = compared(rounds)
+    return {n: {s: effect_of(part, CHAMPION, s) for s in sides} for n, part in parts.items()}
+
+
+def best_and_worst(sides: Mapping[str, Effect]) -> tuple[str, str] | None:
+    """Of the fixed methods compared, the one that is nearest to the policy in force or ahead of it,
+    and the one furthest behind; None where not two of them have pairs enough."""
+    known = {s: e.ratio for s, e in sides.items() if s in FIXED and is_bounded(e)}
+    if len(known) < 2:
+        return None
+    return min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+
+
+def rate_in(phase: Phase, rounds: Iterable[Round], side: str = CHAMPION) -> float:
+    """Tokens a second of ``side`` in its blocks of a phase, by the clock; 0 without any."""
+    blocks = [block for one in _within(phase, rounds) if (block := one.block(side))]
+    return 1e6 * sum(b.tokens for b in blocks) / max(sum(b.us for b in blocks), 1.0)
+
+
+def _within(phase: Phase, rounds: Iterable[Round]) -> list[Round]:
+    return [one for one in rounds if phase.began <= one.time < phase.ended]
+
+
+def over_time(
+    rounds: Sequence[Round], side: str, points: int, recent: int | None = None
+) -> list[tuple[float, Effect]]:
+    """The rate over ``side``'s as it was known at up to ``points`` times, oldest first.
+
+    Args:
+        recent: go by the last so many pairs alone; None: by all until then.
+    """
+    pairs = [(r.time, r.block(CHAMPION), r.block(side)) for r in rounds]
+    both = [(time, a, b) for time, a, b in pairs if a is not None and b is not None]
+    mine = np.array([(a.tokens, a.us) for _, a, _ in both])
+    other = np.array([(b.tokens, b.us) for _, _, b in both])
+    stride = max(1, math.ceil(len(both) / points))
+    ends = reversed(range(len(both), 0, -stride))
+    slices = [(end, slice(max(0, end - (recent or end)), end)) for end in ends]
+    seen = [(both[end - 1][0], effect(mine[part], other[part])) for end, part in slices]
+    return [(time, one) for time, one in seen if one.pairs]
 
 
 def zone() -> str:
@@ -142,9 +217,6 @@ def _ratios(ledger: Ledger, began: float, ended: float) -> list[Record]:
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 SHORTEST_S: Final = 60.0
 
-LONGEST: Final = 60
-"""Characters of a value of a status; what is longer is a table of its own kind."""
-
 
 def record(
     ledger: Ledger,
@@ -155,7 +227,7 @@ def record(
     """What the page shows of ``ledger``, ready for JSON; all text of it is shown as text.
 
     Args:
-        sentences: text, or records as :data:`pipelines.watch.now.Sentence`.
+        sentences: text, or records as :data:`pipelines.watch.live.Sentence`.
         facts: further figures by name.
     """
     rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
@@ -210,14 +282,14 @@ def _ratio_table(title: str, head: str, rows: Mapping[str, Mapping[str, Effect]]
 
 
 def _phase_table(ledger: Ledger, rounds: Sequence[Round]) -> Record:
-    head = ["phase", "workloads", "tokens / s", *ARMS, "cache accepts", "error"]
+    head = ["phase", "workloads", "tokens / s", *ARMS, "cache accepts"]
     rows = []
     windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])
     for phase, window in zip(ledger.phases, windows, strict=True):
         named = [phase.name, ", ".join(phase.workloads), f"{rate_in(phase, rounds):.1f}"]
         drafted = [f"{window.arm_shares[arm]:.0%}" for arm in ARMS]
         drafted += [f"{window.accepted_by_arm['cache']:.2f}"]
-        rows.append([*named, *drafted, "-" if window.mae is None else f"{window.mae:.2f}"])
+        rows.append([*named, *drafted])
     return _table("Phases: what the policy in force did", head, rows)
 
 
@@ -238,13 +310,9 @@ def _version_table(ledger: Ledger) -> Record:
 
 
 def _facts(ledger: Ledger, more: Mapping[str, str]) -> list[list[str]]:
-    facts, newest = dict[str, str](), 0.0
-    last: list[WorkerStatus | LearnerStatus] = [*ledger.statuses[-1:], *ledger.learner[-1:]]
-    for status in last:
-        for name, value in status.model_dump().items():
-            told = str(round(value, 3) if isinstance(value, float) else value or "")
-            facts |= {f"{status.role}: {name}": told} if len(told) < LONGEST else {}
-        newest = max(newest, status.time)
-    facts["records that could not be read"] = str(ledger.refused or "")
-    facts["newest status"] = f"{_moment(newest)} {zone()}" if newest else ""
+    newest = max([0.0, *(s.time for s in ledger.statuses), *(s.time for s in ledger.learner)])
+    facts = {
+        "records that could not be read": str(ledger.refused or ""),
+        "newest status": f"{_moment(newest)} {zone()}" if newest else "",
+    }
     return [[name, value] for name, value in {**facts, **more}.items() if value]

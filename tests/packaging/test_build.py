@@ -31,7 +31,7 @@ from decoder.contracts.bundle import ANY_SCOPE
 from decoder.policy.first import first_policy
 from learner.registry import loadable
 from pipelines import embedded, telemetry
-from pipelines.lab.drift import scenario, traffic
+from pipelines.lab.drift import traffic
 from pipelines.watch import page
 first_policy(ANY_SCOPE)
 drafter = embedded.DRAFTER
@@ -39,7 +39,7 @@ assert drafter.is_relative_to(home), drafter
 assert (drafter / "model.safetensors").stat().st_size > 1e6
 sql = Path(telemetry.__file__).with_name("sql")
 assert loadable.CODE.is_file() and page.TEMPLATE.is_file() and any(sql.glob("*.sql"))
-assert any(scenario.SHIPPED.glob("*.toml"))
+assert any(traffic.SHIPPED.glob("*.toml"))
 found = distribution({name!r})
 assert found.version == {version!r} and found.locate_file("").resolve() == home, found
 (plugin,) = found.entry_points.select(group="vllm.general_plugins")

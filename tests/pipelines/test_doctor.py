@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from decoder.contracts.errors import ModelError
 from decoder.engines.vllm import contract
-from pipelines import doctor, machine
+from pipelines import doctor, embedded, machine
 from pipelines.stack import broker
 
 ROOT = Path(__file__).parents[2]
@@ -80,3 +81,20 @@ def test_the_doctor_says_what_is_shared(monkeypatch: pytest.MonkeyPatch) -> None
     assert not check.ok and not check.blocks and "all requests" in check.found
     monkeypatch.setenv("HVD_WORKER_TENANTS", "everybody")
     assert not doctor.tenants().ok
+
+
+def test_an_expanded_model_is_left_as_it_is(expanded_model) -> None:
+    assert embedded.ensure_model() == expanded_model
+    assert [p.name for p in expanded_model.parent.iterdir()] == [expanded_model.name]
+
+
+def test_a_missing_model_package_and_a_cache_that_cannot_be_written_are_named(
+    tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match="cannot write the model"):
+        embedded.ensure_model()
+    monkeypatch.setattr(embedded, "PACKAGE", "no_such_package")
+    with pytest.raises(ModelError, match="make setup"):
+        embedded.gguf_file()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from decoder.contracts.errors import SettingsError
 from pipelines.prompts import Prompt, TokenPrompt, fit, read_folder, tokenise
 
 MESSAGE = {"role": "user", "content": "Name three rivers."}
@@ -63,21 +62,6 @@ def test_each_bad_line_is_one_sentence_with_file_and_line(tmp_path: Path) -> Non
     for problem, (number, words) in zip(problems, expected, strict=True):
         assert problem.startswith(f"{folder}/mixed.jsonl:{number} ") and problem.endswith(".")
         assert words in problem
-
-
-def test_unknown_names_and_useless_files_leave_the_rest_and_no_prompts_are_an_error(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "prompts"
-    for make in (lambda: None, folder.mkdir):
-        make()
-        with pytest.raises(SettingsError, match=str(folder)):
-            list(read_folder(folder, (), []))
-    folder_of(folder, good=[{"messages": [MESSAGE]}], empty=["{}"])
-    problems: list[str] = []
-    found = list(read_folder(folder, ("good", "empty", "gone"), problems))
-    assert [f.name for f in found] == ["good"]
-    assert all(any(f"'{name}' left out" in p for p in problems) for name in ("gone", "empty"))
 
 
 def test_a_template_says_what_it_refuses_and_without_one_text_is_plain() -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import threading
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from decoder.contracts.errors import SettingsError
-from pipelines.progress import LINE_SECONDS, Shown
-from pipelines.reports import write_json
+from pipelines.reports import LINE_SECONDS, Shown, write_json
 
 
 def test_a_report_goes_where_a_link_points_and_folders_are_made(tmp_path: Path) -> None:
@@ -24,16 +21,6 @@ def test_a_report_goes_where_a_link_points_and_folders_are_made(tmp_path: Path) 
     write_json([2], tmp_path / "new" / "folder" / "b.json")
     assert link.is_symlink() and json.loads(real.read_text(encoding="utf-8")) == {"a": 1}
     assert json.loads((tmp_path / "new" / "folder" / "b.json").read_text(encoding="utf-8")) == [2]
-
-
-def test_a_report_goes_into_a_pipe_and_leaves_it_one(tmp_path: Path) -> None:
-    pipe, read = tmp_path / "pipe", list[str]()
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text(encoding="utf-8")))
-    reader.start()
-    write_json({"a": 1}, pipe)
-    reader.join(10)
-    assert json.loads(read[0]) == {"a": 1} and pipe.is_fifo()
 
 
 def test_what_cannot_be_written_is_told_with_what_to_do(tmp_path: Path) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pipelines.lab.bench.options import Clock, Dtype, Engine, Selection
-from pipelines.lab.bench.serve import command as serve_cli
 from pipelines.prompts import TooLong
-from pipelines.reports import print_json, write_json
+from pipelines.reports import complain, print_json, write_json
 
 app = typer.Typer(
     help="Measure decoding methods against each other.", no_args_is_help=True, add_completion=False
@@ -56,18 +54,17 @@ def decode(
         list[str] | None,
         typer.Option(help="Bundle for 'hybrid'; 'name=FILE' makes a method 'hybrid:name'."),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="What is computed in.")] = "float32",
-    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="What is computed in.")
+    ] = "float32",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of torch.")] = None,
     clock: Annotated[
-        Clock, typer.Option(help="'cpu' counts processor time, for a machine that does other work.")
+        Literal["wall", "cpu"],
+        typer.Option(help="'cpu' counts processor time, for a machine that does other work."),
     ] = "wall",
     as_json: Annotated[Path, typer.Option("--json", help="Where the figures go.")] = Path(
         "reports/bench/decode.json"
     ),
-    minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="Start no further prompt after these.")
-    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Exit status 1 unless all outputs equal greedy's.")
     ] = False,
@@ -77,37 +74,120 @@ def decode(
     Each prompt is decoded by every method in turn, in rotating order. Ctrl-C reports what is there.
     """
     from decoder.contracts.errors import SettingsError
-    from pipelines.lab.bench import metrics, render
-    from pipelines.lab.bench.decode import launch
-    from pipelines.lab.bench.methods import names
-    from pipelines.lab.bench.options import words
+    from pipelines.lab.bench import metrics
+    from pipelines.lab.bench.decode import Engine, Selection, launch
+    from pipelines.lab.bench.methods import names, words
 
     wanted = names(methods)
     if check and "greedy" not in wanted:
         raise SettingsError("--check compares with greedy: name it among --methods.")
     selection = Selection(
-        prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long, max_tokens, minutes
+        prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long, max_tokens
     )
-    engine = Engine(model, drafter, tuple(policy or ()), dtype, device, threads, clock)
+    engine = Engine(model, drafter, tuple(policy or ()), dtype, threads, clock)
     results = launch(wanted, selection, engine, err)
     summary = metrics.summary(results)
     write_json(summary, as_json)
     title = f"{summary['prompts']} prompts, speed over greedy's"
-    out.print(render.table(title, render.COLUMNS, summary["overall"]))
+    out.print(metrics.table(title, metrics.COLUMNS, summary["overall"]))
     out.print(f"Report: [bold]{as_json}[/bold]", soft_wrap=True)
     differing = summary["differing"]
     for sentence in differing:
         err.print(f"[red]{escape(sentence)}[/red]", highlight=False, soft_wrap=True)
     if check and not differing:
         err.print("Every output equals greedy's.")
-    if results.interrupted or results.out_of_time:
+    if results.interrupted:
         err.print("Not every prompt was decoded.")
     raise typer.Exit(130 if results.interrupted else int(check and bool(differing)))
 
 
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(
-    serve_cli.serve
-)
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
+def serve(
+    context: typer.Context,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Folder of JSONL files with 'messages'; default: own workloads."),
+    ] = None,
+    sessions: Annotated[
+        bool, typer.Option("--sessions", help="Turn after turn: an answer stands in the next one.")
+    ] = False,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of a session at most.")] = 3,
+    configs: Annotated[str, typer.Option(help="What to compare.")] = "none,suffix,eagle3,hybrid",
+    eagle3_k: Annotated[str, typer.Option(help="Draft lengths to try for eagle3.")] = "2,3,4,5",
+    suffix_k: Annotated[str, typer.Option(help="Draft limits to try for suffix.")] = "8,24,64",
+    concurrency: Annotated[str, typer.Option(help="Requests under way at a time.")] = "1,4,8",
+    limit: Annotated[int, typer.Option(min=1, help="Prompts for each concurrency.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 96,
+    max_prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Leave longer ones out; a session's answers count.")
+    ] = 2048,
+    rounds: Annotated[int, typer.Option(min=1, help="Times through all configurations.")] = 3,
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
+    ] = None,
+    drafter: Annotated[str | None, typer.Option(help="EAGLE3 head made for the model.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto chooses what is fastest here.")] = "auto",
+    policy: Annotated[Path | None, typer.Option(help="Bundle the hybrid decides by.")] = None,
+    together: Annotated[
+        bool,
+        typer.Option(
+            "--together", help="All servers of a round at once, in slices: if memory holds them."
+        ),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Exit status 1 unless all answers equal those of 'none'."),
+    ] = False,
+    as_json: Annotated[
+        Path, typer.Option("--json", help="Where the report goes; beside it the servers' logs.")
+    ] = Path("reports/bench/serve.json"),
+) -> None:
+    """Real servers against each other: stock vLLM without speculation, suffix, eagle3; ours.
+
+    Interrupted, it reports the servers that were done. Arguments after -- go to every server.
+    Example: hvd bench serve --limit 8 --rounds 1 -- --max-model-len 4096
+    """
+    from decoder.contracts.bundle import ANY_SCOPE
+    from decoder.contracts.errors import SettingsError
+    from decoder.policy.first import first_policy
+    from pipelines.lab.bench.methods import describe, numbers, words
+    from pipelines.lab.bench.metrics import table
+    from pipelines.lab.bench.serve import run as bench
+    from pipelines.lab.bench.serve.load import Selection, from_workloads, levels
+    from pipelines.lab.bench.serve.setups import Plan, setups
+    from pipelines.lab.bench.serve.summary import WIDTH, runs_in, table_columns, unequal
+    from pipelines.policy.moves import load_policy
+    from pipelines.serve.command import chosen
+
+    if check and (runs_in(dtype) != "float32" or "none" not in words(configs)):
+        raise SettingsError(
+            "--check compares with 'none' token for token, which in half precision nothing "
+            "promises: give --dtype float32 and name none with --configs."
+        )
+    if policy is not None and not policy.is_file():
+        raise SettingsError(f"--policy {policy}: no such file.")
+    options = chosen(model, drafter, "127.0.0.1", 0, dtype, context.args)
+    lengths = numbers(eagle3_k, "--eagle3-k"), numbers(suffix_k, "--suffix-k")
+    compared = setups(words(configs), *lengths, options.drafter)
+    at_once = numbers(concurrency, "--concurrency")
+    room = max_prompt_tokens - turns * max_tokens * sessions
+    wanted = Selection(prompts, at_once, limit, room, turns * sessions)
+    problems: list[str] = []
+    put = levels(wanted, options.model, problems)
+    complain(err, problems)
+    warm_up = from_workloads(max(at_once), ["chat"])
+    decides = describe(first_policy(ANY_SCOPE) if policy is None else load_policy(policy))
+    plan = Plan(
+        compared, options, put, warm_up[0].prompts, max_tokens, rounds, policy, decides, together
+    )
+    made = bench.run(plan, as_json, err)
+    records = made["records"]
+    Console(width=max(WIDTH, out.width)).print(table("", table_columns(records), records))
+    differing = unequal(made)
+    complain(err, differing)
+    out.print(f"Report: [bold]{as_json}[/bold]", soft_wrap=True)
+    unproven = differing or made["skipped"] or any(r["failed"] for r in records)
+    raise typer.Exit(1 if check and unproven else 0)
 
 
 @app.command(
@@ -122,7 +202,7 @@ def gpu(context: typer.Context) -> None:
 
 
 def _show(title: str, found: dict[str, Any], as_json: bool) -> None:
-    from pipelines.lab.bench.render import facts
+    from pipelines.lab.bench.metrics import facts
 
     print_json(found) if as_json else out.print(facts(title, found))
 
@@ -160,7 +240,7 @@ def learner(
     Aims: 50,000 events a second, and as much memory after ten million events as after one.
     """
     from pipelines.lab.bench.learner import SAMPLED, measure
-    from pipelines.progress import Shown
+    from pipelines.reports import Shown
 
     with Shown(err) as shown:
         one, ten = (

@@ -11,10 +11,11 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
 
 from rich.console import Console
 
@@ -25,13 +26,11 @@ from decoder.core.guards.floor import Floor
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.lab.bench import methods
-from pipelines.lab.bench.datasets import load
-from pipelines.lab.bench.metrics import Cycle, Key, Measured, Outcome, Results
-from pipelines.lab.bench.options import Engine, Selection
-from pipelines.lab.bench.render import complain
-from pipelines.policy.bundles import load_policy
-from pipelines.progress import Shown
-from pipelines.prompts import PromptSet, TokenPrompt, fitting, read_folder
+from pipelines.lab.bench.datasets import PROMPTS, load
+from pipelines.lab.bench.metrics import Key, Measured, Results
+from pipelines.policy.moves import load_policy
+from pipelines.prompts import PromptSet, TokenPrompt, TooLong, fitting, read_folder
+from pipelines.reports import Shown, complain
 from pipelines.serve.command import chosen
 
 if TYPE_CHECKING:
@@ -48,11 +47,31 @@ Tick = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Lane:
-    """One dataset: its prompts, and what decodes them."""
+class Selection:
+    """Which prompts, of a folder or the hub, and how much of them; lengths are in tokens."""
 
-    measured: list[TokenPrompt]
-    sessions: dict[str, Session]
+    folder: Path | None = None
+    datasets: tuple[str, ...] = ()
+    limit: int = PROMPTS
+    warmup: int = 1
+    max_prompt_tokens: int | None = None
+    too_long: TooLong = "skip"
+    max_tokens: int = 128
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The checkpoints, how they are computed, and how that is timed.
+
+    ``model`` None is the embedded one. ``policies`` are ``FILE`` or ``label=FILE``.
+    """
+
+    model: str | None = None
+    drafter: str | None = None
+    policies: tuple[str, ...] = ()
+    dtype: str = "float32"
+    threads: int | None = None
+    clock: Literal["wall", "cpu"] = "wall"
 
 
 def rotated(methods: Sequence[Method], index: int) -> list[Method]:
@@ -74,33 +93,40 @@ def run(
 ) -> Results:
     """Decode every prompt of ``sets``, one of each set in turn.
 
-    Ctrl-C ends it early with what is there and marks the results as interrupted; when the
-    minutes are over it ends after the prompt under way. Mutates ``results``.
+    Ctrl-C ends it early with what is there and marks the results as interrupted. Mutates
+    ``results``.
 
     Args:
         tick: called before each generation, with what comes next.
     """
-    ends = time.monotonic() + 60 * selection.minutes if selection.minutes else None
-    context = engine.max_model_len
+    from decoder.engines.reference.session import Session
+
+    context, limit = engine.max_model_len, selection.limit
     room = min(context - selection.max_tokens, selection.max_prompt_tokens or context)
     try:
         costs = warm_up_machine(engine, made)
 
         @cache
-        def opened_at(place: int) -> Lane:
+        def opened(place: int) -> tuple[list[TokenPrompt], dict[str, Session]]:
+            """Prompts and sessions of a dataset, warmed up; who decides by costs has a server's
+            floor."""
             how = room, selection.too_long, results.problem
             fits = fitting(sets[place], engine.tokenizer, *how)
-            return open_lane(engine, made, fits, selection, costs)
+            usable = list(itertools.islice(fits, limit + selection.warmup))
+            sessions = dict[str, Session]()
+            for m in made:
+                mine = costs.get(m.name)
+                floor = Floor(m.model) if mine is not None and m.rule is None else None
+                sessions[m.name] = Session(engine, m, mine, floor)
+            for prompt in usable[limit:]:
+                _generated([*sessions.values()], list(prompt.ids), selection.max_tokens)
+            return usable[:limit], sessions
 
-        for turn, place in itertools.product(range(selection.limit), range(len(sets))):
-            lane = opened_at(place)
-            if turn >= len(lane.measured):
-                continue
-            if ends is not None and time.monotonic() > ends:
-                results.out_of_time = True
-                break
-            order = rotated(made, turn + place)
-            _measure(lane.measured[turn], order, lane.sessions, selection.max_tokens, results, tick)
+        for turn, place in itertools.product(range(limit), range(len(sets))):
+            measured, sessions = opened(place)
+            if turn < len(measured):
+                order = rotated(made, turn + place)
+                _measure(measured[turn], order, sessions, selection.max_tokens, results, tick)
     except KeyboardInterrupt:
         results.interrupted = True
     return results
@@ -122,27 +148,6 @@ def warm_up_machine(engine: ReferenceEngine, made: Sequence[Method]) -> dict[str
     return {m.name: LiveCosts(profile(engine, m)) for m in learned}
 
 
-def open_lane(
-    engine: ReferenceEngine,
-    made: Sequence[Method],
-    prompts: Iterator[TokenPrompt],
-    selection: Selection,
-    costs: dict[str, LiveCosts],
-) -> Lane:
-    """Prompts and sessions of a dataset, warmed up; who decides by costs has a server's floor."""
-    from decoder.engines.reference.session import Session
-
-    limit, sessions = selection.limit, dict[str, Session]()
-    usable = list(itertools.islice(prompts, limit + selection.warmup))
-    for method in made:
-        mine = costs.get(method.name)
-        floor = Floor(method.model) if mine is not None and method.rule is None else None
-        sessions[method.name] = Session(engine, method, mine, floor)
-    for prompt in usable[limit:]:
-        _generated([*sessions.values()], list(prompt.ids), selection.max_tokens)
-    return Lane(usable[:limit], sessions)
-
-
 def _generated(sessions: Sequence[Session], prompt: list[int], max_tokens: int) -> None:
     """Let each decode ``prompt``; an oracle is told what the others made of it."""
     known: list[int] | None = None
@@ -160,7 +165,8 @@ def _measure(
     tick: Tick,
 ) -> None:
     """``prompt`` by every method; nothing is kept of one that some method could not decode."""
-    source, outcomes = prompt.prompt, dict[str, Outcome]()
+    source = prompt.prompt
+    outcomes: dict[str, Generation] = {}
     for method in order:
         tick(f"{source.dataset}: {method.name}")
         session = sessions[method.name]
@@ -171,15 +177,8 @@ def _measure(
             where = f"{source.dataset}: prompt {source.id}"
             results.problem(f"{where} left out, {method.name} failed: {error}")
             return
-        outcomes[method.name] = outcome_of(method.name, made)
-    key = Key(source.dataset, source.id)
-    results.prompts[key] = Measured(key, source.family, outcomes)
-
-
-def outcome_of(method: str, made: Generation) -> Outcome:
-    """The record that is kept of one generation."""
-    cycles = tuple(Cycle(c.arm, c.verified, c.accepted, round(c.us, 1)) for c in made.cycles)
-    return Outcome(method, tuple(made.tokens), cycles, made.decode_us)
+        outcomes[method.name] = made
+    results.prompts[Key(source.dataset, source.id)] = Measured(source.family, outcomes)
 
 
 def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: Console) -> Results:
@@ -196,7 +195,38 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     if not sets:
         raise SettingsError(f"no dataset is left to measure. {' '.join(problems)}")
     complain(console, problems)
-    engine, made, settings = prepare(wanted, selection, named)
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
+    import torch
+    import transformers
+
+    from decoder.engines.reference.engine import ReferenceEngine
+
+    transformers.utils.logging.disable_progress_bar()
+    if named.threads is not None:
+        torch.set_num_threads(named.threads)
+    found = chosen(named.model, named.drafter, "", 0, named.dtype)
+    policies = {k: load_policy(path) for k, path in methods.policy_files(named.policies).items()}
+    if methods.SHIPPED not in policies:
+        policies[methods.SHIPPED] = first_policy(ANY_SCOPE)
+    settings = {
+        **asdict(named),
+        **asdict(selection),
+        "folder": str(selection.folder or "hub"),
+        "model": found.served_name or found.model,
+        "drafter": found.drafter or "none",
+        "threads": torch.get_num_threads(),
+        "machine": machine.description(),
+        "versions": machine.versions("torch", "transformers"),
+        "methods": list(wanted),
+        "policies": {
+            f"hybrid:{k}" if k else "hybrid": methods.describe(p) for k, p in policies.items()
+        },
+    }
+    engine = ReferenceEngine.load(found.model, found.drafter, dtype=named.dtype)
+    if named.clock == "cpu":
+        engine.clock = time.process_time  # type: ignore[method-assign]
+    k = engine.settings.model_draft_tokens
+    made = methods.build(wanted, policies, engine.head is not None, k)
     results, told = Results(settings, problems=problems), len(problems)
     with Shown(console) as shown:
         left = len(made) * sum(min(selection.limit, len(s.prompts)) for s in sets)
@@ -209,53 +239,3 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     if not results.prompts:
         raise SettingsError("no prompt was decoded by every method, so there is nothing to report.")
     return results
-
-
-def prepare(
-    wanted: Sequence[str], selection: Selection, named: Engine
-) -> tuple[ReferenceEngine, tuple[Method, ...], dict[str, Any]]:
-    """What a run decodes with: checkpoints and methods; and its settings, JSON-ready.
-
-    Raises:
-        HvdError: a model, method or policy is missing or does not fit.
-    """
-    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
-    import torch
-    import transformers
-
-    from decoder.engines.reference.engine import ReferenceEngine
-
-    transformers.utils.logging.disable_progress_bar()
-    if named.threads is not None:
-        torch.set_num_threads(named.threads)
-    device = named.device
-    if device.startswith("cuda"):
-        if not torch.cuda.is_available():
-            raise SettingsError(f"--device {device}: this PyTorch finds no CUDA device.")
-        device += f" ({torch.cuda.get_device_name(device)})"
-    found = chosen(named.model, named.drafter, "", 0, named.dtype)
-    policies = {k: load_policy(path) for k, path in methods.policy_files(named.policies).items()}
-    if methods.SHIPPED not in policies:
-        policies[methods.SHIPPED] = first_policy(ANY_SCOPE)
-    settings = {
-        **asdict(named),
-        **asdict(selection),
-        "folder": str(selection.folder or "hub"),
-        "model": found.served_name or found.model,
-        "drafter": found.drafter or "none",
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "machine": machine.description(),
-        "versions": machine.versions("torch", "transformers"),
-        "methods": list(wanted),
-        "policies": {
-            f"hybrid:{k}" if k else "hybrid": methods.describe(p) for k, p in policies.items()
-        },
-    }
-    engine = ReferenceEngine.load(
-        found.model, found.drafter, dtype=named.dtype, device=named.device
-    )
-    if named.clock == "cpu":
-        engine.clock = time.process_time  # type: ignore[method-assign]
-    k = engine.settings.model_draft_tokens
-    return engine, methods.build(wanted, policies, engine.head is not None, k), settings

@@ -1,4 +1,4 @@
-"""What a learner takes in: events a second on one core, memory, and how soon it has a candidate.
+"""What a learner takes in: events a second on one core, and memory.
 
 Records as a worker writes them go through the learner's own intake and scopes, without a broker and
 a registry: decoding, admission, sampling, learning and judging. Times are processor time, so that a
@@ -32,7 +32,6 @@ from learner.scopes import Scopes
 from learner.sequences import Lately
 from learner.settings import LearnerSettings
 from learner.source import Fetched
-from pipelines.stats import median
 
 RECORD: Final = 256
 """Events of a record, as a busy worker fills it."""
@@ -62,8 +61,7 @@ def measure(
     Starts no process, needs no network; writes to a temporary folder.
 
     Returns:
-        for ``--json``. ``rss_mb`` is the process's peak after so many events; candidates are
-        counted from the record that decided, and from the stream's beginning by its own clock.
+        for ``--json``. ``rss_mb`` is the process's peak after so many events.
     """
     with tempfile.TemporaryDirectory() as folder:
         # nothing is refused, so nobody is asked for a broker
@@ -73,8 +71,7 @@ def measure(
         apart = share is not None
         intake = Intake(dead, Lately() if apart else None, relayed=apart)
         held = Scopes(LearnerSettings(state_dir=Path(folder)))
-        spent, relayed, rss, decided = 0.0, 0.0, 0.0, []
-        first_at: float | None = None
+        spent, relayed, rss, candidates = 0.0, 0.0, 0.0, 0
         for number, record in enumerate(records(-(-events // RECORD), scopes)):
             if number * RECORD <= EARLY:
                 rss = peak_mb()
@@ -90,11 +87,9 @@ def measure(
             scope = held.of(admitted.scope, admitted.events)
             scope.feed(admitted.rows)
             won = scope.candidate()
-            took = time.process_time() - began
-            spent += took
+            spent += time.process_time() - began
             if won is not None:
-                decided.append(took)
-                first_at = number * RECORD / PER_SECOND if first_at is None else first_at
+                candidates += 1
                 scope.crown(replace(won.policy, version=scope.version + 1))
     return {
         "scopes": scopes,
@@ -103,9 +98,7 @@ def measure(
         **({"intake_events_per_s": (number + 1) * RECORD / relayed} if apart else {}),
         "rss_mb_after_1m": rss,
         "rss_mb": peak_mb(),
-        "candidates": len(decided),
-        "seconds_from_event_to_candidate": median(decided),
-        "stream_seconds_to_first_candidate": first_at,
+        "candidates": candidates,
     }
 
 

@@ -1,4 +1,4 @@
-"""From what a person names after ``--methods`` and ``--policy`` to decoding methods.
+"""From lists between commas, as behind ``--methods`` and ``--policy``, to decoding methods.
 
 ``frequency:4`` is the frequency rule at a score of 4, ``arctic:3`` works alike with its ``k``,
 ``eagle3:2`` drafts two tokens, and ``hybrid:paper`` decides by the bundle that was named with
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
-from pipelines.lab.bench.options import words
-from pipelines.policy.bundles import digest_of
+from learner.registry import digest_of
 
 if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy
@@ -29,6 +28,23 @@ SHIPPED: Final = ""
 """Label of the policy that ``hybrid`` without a label decides by: the first policy, unless another
 is named."""
 NAME: Final = re.compile(r"(?P<base>[^:@]+)(:(?P<label>[^@]+))?(@(?P<factor>\d+(\.\d+)?))?")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words between the commas, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """The positive numbers between the commas, each once.
+
+    Raises:
+        SettingsError: none, or something else.
+    """
+    found = words(text)
+    if not found or not all(word.isdecimal() and int(word) for word in found):
+        raise SettingsError(f"{option} {text!r}: give positive numbers with commas between them.")
+    return tuple(int(word) for word in found)
 
 
 def names(text: str) -> tuple[str, ...]:

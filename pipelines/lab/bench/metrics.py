@@ -1,4 +1,4 @@
-"""The figures of ``hvd bench decode``. Definitions follow the paper (Appendix A, G).
+"""The figures of ``hvd bench decode``, and tables. Definitions follow the paper (Appendix A, G).
 
 With T decoded tokens, decoding time S and C cycles over a set of prompts: throughput ``T / S``,
 ``1000 C / T`` cycles per 1K tokens, ``S / C`` a cycle, and ``T / C - 1`` draft tokens accepted a
@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from rich.box import SIMPLE
+from rich.table import Table
 
+from decoder.engines.reference.generation import CycleRecord, Generation
 from pipelines.stats import against_best, columns, interval, loops, over, rate
-
-
-class Cycle(NamedTuple):
-    """One decoding cycle: lengths in tokens, time in µs."""
-
-    arm: str
-    verified: int
-    accepted: int
-    us: float
 
 
 class Key(NamedTuple):
@@ -35,36 +29,17 @@ class Key(NamedTuple):
     prompt: str
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A prompt decoded by one method. The first token comes with the prefill, before any cycle.
-
-    ``decode_us`` runs from the end of the prefill to the last token.
-    """
-
-    method: str
-    tokens: tuple[int, ...]
-    cycles: tuple[Cycle, ...]
-    decode_us: float
-
-    @property
-    def decoded(self) -> int:
-        """Tokens that the cycles committed: all but the first."""
-        return max(0, len(self.tokens) - 1)
-
-    @property
-    def spent(self) -> tuple[float, float]:
-        """Decoded tokens and their microseconds."""
-        return self.decoded, self.decode_us
+def decoded(made: Generation) -> int:
+    """Tokens that the cycles committed: all but the first, which comes with the prefill."""
+    return max(0, len(made.tokens) - 1)
 
 
 @dataclass(frozen=True)
 class Measured:
     """A prompt and what every method made of it."""
 
-    key: Key
     family: str
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, Generation]
 
 
 @dataclass
@@ -75,7 +50,6 @@ class Results:
     prompts: dict[Key, Measured] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     interrupted: bool = False
-    out_of_time: bool = False
     began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def problem(self, sentence: str) -> None:
@@ -84,9 +58,7 @@ class Results:
             self.problems.append(sentence)
 
 
-CONTRACT: Final = "hvd.bench.decode.v1"
-
-ByMethod = Mapping[str, Outcome]
+ByMethod = Mapping[str, Generation]
 
 
 def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]:
@@ -98,7 +70,7 @@ def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]
     of one kind do about the same work: the same arm, and as many binary digits of verified length.
     """
 
-    def kind(cycle: Cycle) -> tuple[str, int]:
+    def kind(cycle: CycleRecord) -> tuple[str, int]:
         return cycle.arm, cycle.verified.bit_length()
 
     kinds = defaultdict(list)
@@ -106,7 +78,7 @@ def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]
         kinds[kind(cycle)].append(cycle.us)
     times = {each: float(np.median(found)) for each, found in kinds.items()}
     return {
-        name: [(p[name].decoded, sum(times[kind(c)] for c in p[name].cycles)) for p in prompts]
+        name: [(decoded(p[name]), sum(times[kind(c)] for c in p[name].cycles)) for p in prompts]
         for name in prompts[0]
     }
 
@@ -115,10 +87,11 @@ def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     """Throughput, cycles and arms of ``method``."""
     mine = [p[method] for p in prompts]
     spent, oracle, greedy = (
-        [p[name].spent for p in prompts if name in p] for name in (method, "oracle", "greedy")
+        [(decoded(p[name]), p[name].decode_us) for p in prompts if name in p]
+        for name in (method, "oracle", "greedy")
     )
     cycles = [c for o in mine for c in o.cycles]
-    tokens = sum(o.decoded for o in mine)
+    tokens = sum(map(decoded, mine))
     accepted = {arm: [c.accepted for c in cycles if c.arm == arm] for arm in ("cache", "model")}
     return {
         "prompts": len(mine),
@@ -186,16 +159,15 @@ def differing(results: Results) -> list[str]:
 def summary(results: Results) -> dict[str, Any]:
     """Everything that ``--json`` writes; ``records`` are of each dataset and method."""
     sets: dict[tuple[str, str], list[ByMethod]] = defaultdict(list)
-    for prompt in results.prompts.values():
-        sets[prompt.key.dataset, prompt.family].append(prompt.outcomes)
+    for key, prompt in results.prompts.items():
+        sets[key.dataset, prompt.family].append(prompt.outcomes)
     every, wanted = [p for some in sets.values() for p in some], results.settings["methods"]
     return {
-        "contract": CONTRACT,
+        "contract": "hvd.bench.decode.v1",
         "began": results.began,
         "settings": results.settings,
         "prompts": len(results.prompts),
         "interrupted": results.interrupted,
-        "out_of_time": results.out_of_time,
         "problems": results.problems,
         "differing": differing(results),
         "records": [
@@ -207,3 +179,52 @@ def summary(results: Results) -> dict[str, Any]:
         ],
         "overall": [{"group": "all", "method": m} | measure(every, m) for m in wanted],
     }
+
+
+Cell = Callable[[dict[str, Any]], str]
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """``value`` for a table; a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A share for a table."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+COLUMNS: Final[dict[str, Cell]] = {
+    "method": lambda r: r["method"],
+    "tok/s": lambda r: number(r["tok_per_s"], 1),
+    "speed": lambda r: number(r["speedup_vs_greedy"]),
+    "cyc/1K": lambda r: number(r["cycles_per_1k"], 0),
+    "ms/cyc": lambda r: number(r["ms_per_cycle"], 1),
+    "acc": lambda r: number(r["mean_accepted"]),
+    "cache": lambda r: percent(r["cache_share"]),
+    "model": lambda r: percent(r["model_share"]),
+    "oracle": lambda r: percent(r["fraction_of_oracle"]),
+    "loops": lambda r: percent(r["loop_share"]),
+    "same": lambda r: {True: "yes", False: "NO", None: "-"}[r["exact"]],
+}
+"""Of ``hvd bench decode``, by method."""
+
+
+def table(title: str, columns: Mapping[str, Cell], records: Iterable[dict[str, Any]]) -> Table:
+    """A row for each of ``records``; the first column stands left and is not broken."""
+    made = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0), show_edge=False)
+    for at, name in enumerate(columns):
+        made.add_column(name, justify="right" if at else "left", overflow="fold", no_wrap=not at)
+    for record in records:
+        made.add_row(*(cell(record) for cell in columns.values()))
+    return made
+
+
+def facts(title: str, found: Mapping[str, Any]) -> Table:
+    """The figures of one measurement by the names that ``--json`` gives them, a row each."""
+    made = Table("", "", title=title, show_header=False)
+    for name, value in found.items():
+        for key, one in value.items() if isinstance(value, dict) else [("", value)]:
+            said = f"{one:,.4g}" if isinstance(one, float) else "-" if one is None else f"{one}"
+            made.add_row(f"{name} {key}".rstrip().replace("_", " "), said)
+    return made

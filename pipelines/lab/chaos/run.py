@@ -21,12 +21,11 @@ from rich.console import Console
 from decoder.contracts.errors import ProcessError
 from pipelines import machine
 from pipelines.lab.bench.serve.load import Load, Reply, answers
-from pipelines.lab.chaos.topic_audit import TopicAudit, adds_up
-from pipelines.lab.chaos.troubles import Stage, Trouble
+from pipelines.lab.chaos.troubles import Stage, TopicAudit, Trouble, adds_up
 from pipelines.prompts import Prompt
 from pipelines.stack.running import PLAIN, Home, Ports, responds, running
 from pipelines.stack.up import Watch
-from pipelines.watch.observer import Observer
+from pipelines.watch.ledger import Observer
 from pipelines.workloads import prompts
 
 CLIENTS: Final = 3
@@ -54,7 +53,7 @@ def answer_of(api: str, model: str, prompt: Prompt) -> Reply:
     """The answer to ``prompt``, by a connection of its own."""
     load = Load(api, model, 1, MAX_TOKENS)
     with httpx.Client(base_url=api, timeout=SILENCE_S, verify=PLAIN) as client:
-        return next(answers(client, load, prompt, 0.0))
+        return next(answers(client, load, prompt))
 
 
 def _is_refusal(reply: Reply) -> bool:

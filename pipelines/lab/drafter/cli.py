@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -19,19 +19,15 @@ def train_drafter(
     ] = None,
     tokens: Annotated[int, typer.Option(min=1000, help="Answer tokens to write.")] = 400_000,
     minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 60.0,
-    only: Annotated[
-        Literal["compose", "train"] | None, typer.Option(help="One step instead of both.")
-    ] = None,
 ) -> None:
     """Make an EAGLE3 drafter for the embedded model: its states, training, export."""
     import torch
 
-    from decoder.contracts.errors import ModelError
     from pipelines import embedded, machine
     from pipelines.lab.drafter.compose import compose, load
     from pipelines.lab.drafter.train import Settings, Target, export, train
     from pipelines.lab.drafter.unroll import read_shards
-    from pipelines.progress import Shown
+    from pipelines.reports import Shown
 
     model, out, states = embedded.ensure_model(), save_to or embedded.DRAFTER, folder / "states"
     settings = Settings(minutes=minutes, dtype=machine.serving_dtype(machine.cpu_flags()))
@@ -45,12 +41,7 @@ def train_drafter(
             console.print(f"the best so far: {out}")
 
     with Shown(console) as shown:
-        if only != "train":
-            compose(model, states, tokens, getattr(torch, settings.dtype), shown.step)
-        if only != "compose":
-            there = read_shards(states)
-            if not there:
-                raise ModelError(f"no states in {states}: hvd train-drafter --only compose first.")
-            m = load(model)
-            target = Target(m.model.embed_tokens.weight, m.model.norm.weight, m.config)
-            train(target, there, folder / "head.pt", settings, shown.step, judged)
+        compose(model, states, tokens, getattr(torch, settings.dtype), shown.step)
+        there, m = read_shards(states), load(model)
+        target = Target(m.model.embed_tokens.weight, m.model.norm.weight, m.config)
+        train(target, there, folder / "head.pt", settings, shown.step, judged)

@@ -21,10 +21,15 @@ from torch.nn import functional
 
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.eagle3 import WEIGHTS, Eagle3Head, HeadConfig, chains, save_head
-from pipelines.lab.drafter.copying import copying_loss, learn_to_copy
-from pipelines.lab.drafter.unroll import AUX_LAYERS, Conversations, Pack, unroll
-from pipelines.progress import Step
-from pipelines.reports import atomic_write
+from pipelines.lab.drafter.unroll import (
+    AUX_LAYERS,
+    Conversations,
+    Pack,
+    copying_loss,
+    learn_to_copy,
+    unroll,
+)
+from pipelines.reports import Step, atomic_write
 
 STEPS, STEP_DECAY = 3, 0.8
 """Training-time test: how far each chain is unrolled, and how a step's weight falls."""

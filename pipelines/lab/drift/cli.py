@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-from pipelines.reports import print_json
+from pipelines.reports import complain, print_json
 
 out, err = Console(), Console(stderr=True)
 
@@ -41,23 +40,21 @@ def drift(
     """
     from decoder.policy.first import first_policy
     from pipelines.embedded import load_tokenizer
-    from pipelines.lab.bench.options import numbers
-    from pipelines.lab.drift import measure, stationary
-    from pipelines.lab.drift import scenario as scenarios
-    from pipelines.lab.drift.study import Recordings, named, study
-    from pipelines.progress import Shown
+    from pipelines.lab.bench.methods import numbers
+    from pipelines.lab.drift import measure, study
+    from pipelines.lab.drift.traffic import chosen as scenarios_of
+    from pipelines.reports import Shown
 
-    drawn, names = numbers(seeds, "--seeds"), named(policies)
-    chosen = scenarios.chosen(scenario or [])
+    drawn, names = numbers(seeds, "--seeds"), study.named(policies)
+    chosen = scenarios_of(scenario or [])
     policy = first_policy("drift")
     with Shown(err) as shown:
-        source = Recordings(traces, load_tokenizer(tokenizer), shown.step)
+        source = study.Recordings(traces, load_tokenizer(tokenizer), shown.step)
         if false_alarms:
-            summary = stationary.measure(false_alarms, source, policy, shown.step)
+            summary = study.false_alarms(false_alarms, source, policy, shown.step)
         else:
-            summary = study(chosen, drawn, names, source, policy, shown.step)
-    for notice in summary.get("notices", ()):
-        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+            summary = study.study(chosen, drawn, names, source, policy, shown.step)
+    complain(err, summary.get("notices", ()))
     if as_json or false_alarms:
         print_json(summary)
     else:

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from decoder.policy.rule import ARMS
-from pipelines.lab.bench import render
-from pipelines.lab.bench.render import Cell, number
-from pipelines.lab.drift.scenario import Scenario
+from pipelines.lab.bench import metrics
+from pipelines.lab.bench.metrics import Cell, number
 from pipelines.lab.drift.stream import Run
-from pipelines.lab.drift.traffic import Traffic
+from pipelines.lab.drift.traffic import Scenario, Traffic
 
 LEARNS: Final = "adaptive"
 LATE: Final = 150
@@ -146,6 +145,6 @@ def table(summary: dict[str, Any]) -> Table:
 
     columns: dict[str, Cell] = {"scenario": itemgetter("name"), "seed": lambda r: str(r["seed"])}
     columns |= {name: partial(share, name=name) for name in summary["settings"]["policies"]}
-    return render.table(
+    return metrics.table(
         "Share of the oracle's rate after the change", columns, summary["scenarios"]
     )

@@ -28,10 +28,8 @@ from decoder.settings import WorkerSettings
 from learner.rows import Rows, from_events
 from learner.scope import Scope
 from learner.settings import LearnerSettings
-from pipelines.lab.drift.scenario import PLAIN_US
-from pipelines.lab.drift.traffic import Request
-from pipelines.lab.replay.cycles import Cycle
-from pipelines.lab.replay.engine import Engine, Prices, foreseen
+from pipelines.lab.drift.traffic import PLAIN_US, Request
+from pipelines.lab.replay.engine import Cycle, Engine, Prices, foreseen
 
 Told = Callable[[int, Rows], Policy | None]
 """Told the number of a request that is done and its drafts; a policy to put in force, or None."""

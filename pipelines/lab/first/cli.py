@@ -41,8 +41,7 @@ def bootstrap(
     from pipelines.lab.first import make
     from pipelines.lab.replay.engine import Simulator
     from pipelines.lab.replay.traces import files_of
-    from pipelines.progress import Shown
-    from pipelines.reports import atomic_write
+    from pipelines.reports import Shown, atomic_write
 
     place, ids = bundle or SHIPPED, load_tokenizer(tokenizer)
     simulator = Simulator(token_classes_of(ids), WorkerSettings.load())

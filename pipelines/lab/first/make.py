@@ -15,12 +15,10 @@ from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Policy
 from decoder.contracts.errors import TraceError
 from decoder.settings import WHOLE_FACTOR
 from learner.rows import Rows, hash_id, joined
-from pipelines.lab.replay.engine import Simulator, hybrid
-from pipelines.lab.replay.model_arm import drawn_acceptance
-from pipelines.lab.replay.study import CONTEXT
+from pipelines.lab.replay.engine import Simulator, drawn_acceptance, hybrid
+from pipelines.lab.replay.study import CONTEXT, survival, teachers, with_longer_drafts
 from pipelines.lab.replay.traces import Trace, read, some_sessions
-from pipelines.lab.replay.training import survival, teachers, with_longer_drafts
-from pipelines.progress import Step
+from pipelines.reports import Step
 
 ALLOWED: Final = ("MIT", "Apache-2.0")
 """What a row's ``license`` may say. A licence of the code alone ("Apache-2.0 (code), ... (data)")

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-from pipelines.reports import print_json
+from pipelines.reports import complain, print_json
 
 out, err = Console(), Console(stderr=True)
 
@@ -63,8 +62,8 @@ def replay(
     from pipelines.lab.replay import study
     from pipelines.lab.replay.costs import measured
     from pipelines.lab.replay.engine import Simulator
-    from pipelines.policy.bundles import load_policy
-    from pipelines.progress import Shown
+    from pipelines.policy.moves import load_policy
+    from pipelines.reports import Shown
 
     if not traces and prompts is None:
         raise typer.BadParameter("name trace files, or prompts with --prompts")
@@ -88,8 +87,7 @@ def replay(
             found: dict[str, Any] = {"expected_on": card, "expected": expected}
         else:
             found = study.replayed(sets, bundle, simulator, shown.step)
-    for notice in notices:
-        err.print(escape(notice), style="yellow", highlight=False, soft_wrap=True)
+    complain(err, notices)
     if as_json:
         settings = {
             "model_accepts": model_accepts,

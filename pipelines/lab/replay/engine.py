@@ -7,17 +7,19 @@ have committed, cycle by cycle. Drafts, features, decisions and labels are the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
+from decoder.core.payoff.model_arm import chance_of
 from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
@@ -26,12 +28,111 @@ from decoder.policy.pricing import NOMINAL, CostTable, Floats, part_of
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
 from learner.rows import Rows, from_events
-from pipelines.lab.replay.cycles import Cycle, Cycles
-from pipelines.lab.replay.model_arm import model_acceptance
 from pipelines.lab.replay.traces import Ids, Trace
 
 UNLIMITED: Final = 1 << 20
 """Context length of a replay: a recorded output has room, or it would not have been recorded."""
+
+
+Ints = NDArray[np.int32]
+
+
+class Cycle(NamedTuple):
+    """One cycle of recording ``trace``; lengths in tokens.
+
+    The first token of an output comes with the prompt and belongs to no cycle.
+    """
+
+    trace: int
+    position: int  # output tokens committed before
+    arm: int  # of ``decoder.policy.rule``
+    verified: int  # draft tokens
+    accepted: int  # draft tokens committed
+    committed: int  # tokens
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that the model drafter made."""
+        return self.verified if self.arm == MODEL else 0
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """Cycles, a row each, by recording and position: the columns of :class:`Cycle`."""
+
+    trace: Ints
+    position: Ints
+    arm: Ints
+    verified: Ints
+    accepted: Ints
+    committed: Ints
+
+    @classmethod
+    def of(cls, cycles: Iterable[Cycle]) -> Cycles:
+        """``cycles`` as columns."""
+        return cls(*np.array(list(cycles), np.int32).reshape(-1, len(Cycle._fields)).T)
+
+    @property
+    def drafted(self) -> Ints:
+        """Tokens that the model drafter made [n]."""
+        return np.where(self.arm == MODEL, self.verified, 0).astype(np.int32)
+
+    def times(self, costs: CostTable) -> NDArray[np.float64]:
+        """Time of each cycle, run alone: float64 [n]."""
+        most = int(self.drafted.max(initial=0))
+        drafting = np.array([costs.drafting(k, 1) for k in range(most + 1)])
+        found: NDArray[np.float64] = costs.verifying(1 + self.verified) + drafting[self.drafted]
+        return found
+
+    def rate(self) -> float:
+        """Tokens committed in the time of a plain step, run one request at a time."""
+        return float(self.committed.sum() / self.times(NOMINAL).sum())
+
+
+def constant_acceptance(mean: float, length: int) -> NDArray[np.int32]:
+    """Accepted lengths [length] of a model draft whose every long stretch has this ``mean``.
+
+    Whole numbers, spread as evenly as they go: the same at every position if ``mean`` is whole.
+    """
+    steps = np.floor(np.arange(length + 1) * mean + 1e-9)
+    return np.diff(steps).astype(np.int32)
+
+
+def drawn_acceptance(
+    mean: float, most: int, length: int, rng: np.random.Generator
+) -> NDArray[np.int32]:
+    """Accepted lengths [length] of drafts of ``most`` tokens by a drafter that may be wrong about
+    each token with the same chance, so that ``mean`` of them are accepted.
+
+    A token is right or wrong for every draft that reaches it: neighbouring positions agree, as
+    those of a real drafter do.
+    """
+    right = rng.random(length + most) < chance_of(mean, most)
+    accepted = np.zeros(length, np.int32)
+    alive = np.ones(length, np.bool_)
+    for ahead in range(most):
+        alive &= right[ahead : ahead + length]
+        accepted += alive
+    return accepted
+
+
+def model_acceptance(trace: Trace, mean: float | None) -> NDArray[np.int32]:
+    """The model draft's accepted length at each position of ``trace``.
+
+    Args:
+        mean: stands in where the recording does not hold it.
+
+    Raises:
+        TraceError: the recording does not hold it, and there is no ``mean``.
+    """
+    if trace.model_accepted is not None:
+        return np.asarray(trace.model_accepted, np.int32)
+    if mean is None:
+        raise TraceError(
+            f"session {trace.session} was recorded without a model arm: say what it accepts with "
+            "--model-accepts."
+        )
+    return constant_acceptance(mean, len(trace.output))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,44 +10,39 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from pipelines import embedded, machine
 from pipelines.lab.drafter.compose import FEW, load, write
 from pipelines.lab.replay.traces import Trace, read
-from pipelines.progress import Step
-from pipelines.reports import write_text
+from pipelines.reports import Step, write_text
 
 AT_ONCE: Final = 16
 """Answers written and kept together: what an interrupt loses."""
 
 Ids = Sequence[int]
 Sets = Mapping[str, Sequence[Ids]]
-"""Prompts, as token ids that fit the plan, by the name of their set."""
+"""Prompts, as token ids of :data:`PROMPT` tokens at most, by the name of their set."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to record: prompts of ``prompt`` tokens and ``answer`` tokens of each answer at most, by
-    default as in the figures of the project's documents."""
-
-    prompt: int = 256
-    answer: int = 128
-
-    def folder(self) -> Path:
-        """Where recordings are kept, a file of each set: named by lengths and drafter."""
-        told = json.dumps([self.prompt, self.answer])
-        weights = embedded.DRAFTER / "model.safetensors"
-        sha = hashlib.sha256(told.encode() + hashlib.sha256(weights.read_bytes()).digest())
-        return machine.cache_directory() / "recordings" / sha.hexdigest()[:16]
+PROMPT: Final = 256
+ANSWER: Final = 128
+"""Tokens of a prompt, and of its answer, at most: as in the figures of the project's documents."""
 
 
-def record(sets: Sets, plan: Plan, step: Step) -> Path:
+def folder_of() -> Path:
+    """Where recordings are kept, a file of each set: named by lengths and drafter."""
+    told = json.dumps([PROMPT, ANSWER])
+    weights = embedded.DRAFTER / "model.safetensors"
+    sha = hashlib.sha256(told.encode() + hashlib.sha256(weights.read_bytes()).digest())
+    return machine.cache_directory() / "recordings" / sha.hexdigest()[:16]
+
+
+def record(sets: Sets, step: Step) -> Path:
     """The folder that holds recordings of ``sets``, made as far as they are not there yet; takes
     about two seconds a recording on two cores."""
-    folder = plan.folder()
+    folder = folder_of()
     folder.mkdir(parents=True, exist_ok=True)
     missing = {name: _missing(folder / f"{name}.jsonl", wanted) for name, wanted in sets.items()}
     whole, done = sum(map(len, missing.values())), 0
@@ -63,7 +58,7 @@ def record(sets: Sets, plan: Plan, step: Step) -> Path:
         for begin in range(0, len(left), AT_ONCE):
             step(f"recording {name}", done, whole)
             lines = _lines_in(path)
-            for line in _recorded(name, left[begin : begin + AT_ONCE], plan, (model, engine), end):
+            for line in _recorded(name, left[begin : begin + AT_ONCE], (model, engine), end):
                 lines.append(line)
                 done += 1
                 step(f"recording {name}", done, whole)
@@ -90,16 +85,14 @@ def _lines_in(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def _recorded(
-    name: str, some: Sequence[Ids], plan: Plan, models: tuple[Any, Any], end: int
-) -> Iterator[str]:
+def _recorded(name: str, some: Sequence[Ids], models: tuple[Any, Any], end: int) -> Iterator[str]:
     """Lines of answers to ``some`` by the target of ``models``, and drafts of its engine."""
     import torch
 
     from decoder.engines.reference import recording
 
     shown, (model, engine) = [list(ids) for ids in some], models
-    answers = write(model, shown, torch.zeros(len(shown)), end, plan.answer + 1)
+    answers = write(model, shown, torch.zeros(len(shown)), end, ANSWER + 1)
     made = {place: text[len(shown[place]) : -1] for place, text, _ in answers}
     for place, ids in enumerate(shown):
         output = made[place] if len(made[place]) >= FEW else []
@@ -107,7 +100,7 @@ def _recorded(
             "session": f"{name}-{hashlib.sha256(repr(ids).encode()).hexdigest()[:12]}",
             "prompt": ids,
             "output": output,
-            "max_tokens": plan.answer,
+            "max_tokens": ANSWER,
             "model_accepted": recording.record(engine, ids, output),
         }
         yield json.dumps(line, separators=(",", ":"))

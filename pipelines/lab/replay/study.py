@@ -2,7 +2,8 @@
 
 A set's recordings are decoded in their order from an empty cache, or one that holds what warms up,
 by a router that keeps what it learns from one to the next, as ``hvd bench decode`` does; times are
-those of a cost table, so a figure has no noise of the machine.
+those of a cost table, so a figure has no noise of the machine. Policies are learned on the cycles
+of simulated decoders, since a server sees only the positions it stops at.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from rich.table import Table
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import SettingsError, TraceError
+from decoder.contracts.features import FloatArray
 from decoder.core.guards.floor import Floor
 from decoder.engines.reference.method import Method, method
-from learner.rows import joined
+from decoder.policy.estimate import PAPER_THRESHOLD
+from learner import train
+from learner.rows import Rows, joined
 from pipelines.lab.replay import recording
 from pipelines.lab.replay.engine import Prices, Simulator, foreseen, hybrid
 from pipelines.lab.replay.traces import Parts, Trace, read, split
-from pipelines.lab.replay.training import paper, survival, taught, teachers, with_longer_drafts
-from pipelines.progress import Step
 from pipelines.prompts import fitting, read_folder
+from pipelines.reports import Step
 from pipelines.stats import Spent, against_best
 
 HYBRID: Final = "hybrid"
@@ -194,16 +197,94 @@ def of_prompts(
     Raises:
         SettingsError: there is no such folder, or no prompt in it that can be used.
     """
-    plan, wanted = recording.Plan(), dict[str, list[tuple[int, ...]]]()
+    wanted = dict[str, list[tuple[int, ...]]]()
     for each in read_folder(folder, (), notices):
-        fits = fitting(each, tokenizer, plan.prompt, "truncate", notices.append)
+        fits = fitting(each, tokenizer, recording.PROMPT, "truncate", notices.append)
         if ids := [prompt.ids for prompt in itertools.islice(fits, limit or PROMPTS)]:
             wanted[each.name] = ids
     if not wanted:
         raise SettingsError(f"no prompt in {folder} can be used: {notices[-1:]}")
-    kept = recording.record(wanted, plan, step)
+    kept = recording.record(wanted, step)
     notices.append(f"The recordings are in {kept}.")
     return {n: Parts([], [], recording.traces_of(kept, n, ids)) for n, ids in wanted.items()}
+
+
+LEAST: Final = 500
+"""Labelled drafts without which no survival policy is trained."""
+EPOCHS: Final = 30
+TAUGHT_LONGER: Final = 2.0
+"""Times the length of a worker's cache drafts that those have which survival is learned from. A
+policy that has seen what becomes of longer ones cuts better, by one to three per cent at what a
+processor's steps cost."""
+PAPER_LEAST: Final = 200
+PAPER_EPOCHS: Final = 20
+PAPER_MOST: Final = 200_000
+"""Drafts the paper's network is trained on: more cost minutes and move the figures little."""
+
+
+def teachers() -> tuple[Method, Method]:
+    """The decoders whose cycles are learned from.
+
+    The model arm is only seen where it is taken: one takes it always, the other where counting
+    speaks against the cache draft.
+    """
+    counting = hybrid("frequency", method("frequency").policy)  # on the drafts that hybrids see
+    return hybrid("model", method("eagle3").policy), counting
+
+
+def with_longer_drafts(simulator: Simulator) -> Simulator:
+    """``simulator`` with cache drafts ``TAUGHT_LONGER`` than a worker's."""
+    factor = TAUGHT_LONGER * simulator.settings.suffix_max_factor
+    longer = simulator.settings.model_copy(update={"suffix_max_factor": factor})
+    return replace(simulator, settings=longer)
+
+
+def taught(simulator: Simulator, traces: Sequence[Trace], warm_up: Sequence[Trace] = ()) -> Rows:
+    """The labelled drafts of ``traces``, decoded by each of the :func:`teachers`."""
+    return joined([simulator.decode(traces, teacher, warm_up)[1] for teacher in teachers()])
+
+
+def survival(
+    rows: Rows, scope: str, epochs: int = EPOCHS, probes: FloatArray | None = None
+) -> Policy:
+    """A survival policy of version 0.
+
+    Args:
+        probes: features [n, features] on which the bundle is probed; by default those of the rows.
+
+    Raises:
+        TraceError: too few labelled drafts.
+    """
+    _enough(rows, LEAST)
+    trainer = train.fit(rows, "survival", epochs)
+    policy = train.export(
+        trainer, scope, PAPER_THRESHOLD, rows.features if probes is None else probes
+    )
+    seen = rows.model_accepted[np.isfinite(rows.model_accepted)]
+    return replace(policy, model_payoff=float(seen.mean()) if len(seen) else 0.0)
+
+
+def paper(rows: Rows, scope: str) -> Policy:
+    """The paper's network, which predicts accepted lengths, and its threshold.
+
+    Raises:
+        TraceError: too few labelled drafts.
+    """
+    _enough(rows, PAPER_LEAST)
+    if len(rows) > PAPER_MOST:
+        chosen = np.random.default_rng(train.SEED).permutation(len(rows))[:PAPER_MOST]
+        rows = rows.take(np.sort(chosen))
+
+    trainer = train.fit(rows, "payoff", PAPER_EPOCHS)
+    return train.export(trainer, scope, PAPER_THRESHOLD, rows.features)
+
+
+def _enough(rows: Rows, least: int) -> None:
+    if len(rows) < least:
+        raise TraceError(
+            f"the recordings give {len(rows)} labelled drafts, {least} are needed: give more "
+            "traces, or raise the limit."
+        )
 
 
 def trained(

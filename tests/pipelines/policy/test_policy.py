@@ -14,8 +14,8 @@ from decoder.contracts.errors import ModelError, PolicyRefused, RegistryError
 from decoder.policy.first import SHIPPED
 from decoder.policy.probes import to_bytes
 from learner.registry import Registry, Standing
-from pipelines.cli import app, main
-from pipelines.policy.bundles import load_policy
+from pipelines.cli import app
+from pipelines.policy.moves import load_policy
 from tests.conftest import random_policy
 from tests.learner.stage import client_of
 
@@ -148,16 +148,3 @@ def test_what_mlflow_does_itself_is_done_as_the_page_says(
     said = capsys.readouterr().out
     assert "won" in said and "rate_gain" in said and "moved." in said
     assert held.standing(SCOPE) == Standing(SCOPE, champion=2)
-
-
-def test_without_a_registry_it_is_one_sentence_and_status_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    uri = f"sqlite:///{tmp_path}/none/mlflow.db"
-    monkeypatch.setenv("HVD_LEARNER_MLFLOW_TRACKING_URI", uri)
-    monkeypatch.setattr("sys.argv", ["hvd", "policy", "rollback"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "hvd up" in said and "Traceback" not in said and not (tmp_path / "none").exists()

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -198,20 +197,6 @@ def test_a_servers_metrics_begin_at_zero_in_a_folder_of_its_own(
     assert running.exists(), "its server may be starting"
 
 
-def test_metrics_lie_on_a_disk_where_there_is_no_folder_in_memory_for_us(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    on_disk, user = tmp_path / "hybrid-verified-decoding", os.getuid()
-    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "none")
-    assert metrics_folder(1).is_relative_to(on_disk)
-    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
-    assert not metrics_folder(1).is_relative_to(on_disk)
-    (tmp_path / f"hybrid-verified-decoding-{user + 1}").mkdir()
-    monkeypatch.setattr(os, "getuid", lambda: user + 1)  # for whom that folder is another's
-    assert metrics_folder(1).is_relative_to(on_disk)
-
-
 def test_a_metrics_folder_that_a_person_named_is_left_alone_or_said_to_be_unusable(
     tmp_path: Path,
 ) -> None:
@@ -221,20 +206,6 @@ def test_a_metrics_folder_that_a_person_named_is_left_alone_or_said_to_be_unusab
     assert env[METRICS_VARIABLE] == str(tmp_path) and (tmp_path / "counter_1.db").exists()
     with pytest.raises(ProcessError, match=f"/dev/null.*{METRICS_VARIABLE}"):
         empty_metrics(ServeOptions("owner/model"), {METRICS_VARIABLE: "/dev/null"})
-
-
-def test_nowhere_to_keep_anything_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> str:
-        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
-
-    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
-    with pytest.raises(ProcessError, match="TMPDIR"):
-        check(ServeOptions("owner/model", port=machine.free_port()))
-    for name in ("HOME", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 2_147_483)  # who has no folder
-    with pytest.raises(SettingsError, match="set HOME"):
-        machine.cache_directory()
 
 
 def test_the_embedded_model_comes_with_its_name_and_drafter(tmp_path, monkeypatch) -> None:

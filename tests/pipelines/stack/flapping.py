@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipelines.stack import interrupts, processes
+from pipelines.stack import processes
 from pipelines.stack.processes import Part, begin
 from pipelines.stack.up import Pauses, keep
 
@@ -22,7 +22,7 @@ def main(folder: Path, seconds: str = "") -> None:
         for name in ("one", "two", "three")
     }
     children: dict[str, processes.Child] = {}
-    with interrupts.first_only():
+    with processes.first_only():
         try:
             for part in parts.values():
                 begin(part, children)

@@ -16,15 +16,12 @@ from decoder.contracts.errors import ProcessError
 from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
-from decoder.settings import WorkerSettings
-from learner.settings import LearnerSettings
 from learner.topics import make_right
 from pipelines import machine
 from pipelines.stack import broker, processes
-from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, child_environment, running
+from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, running
 from pipelines.stack.up import say
-from pipelines.watch.ledger import Ledger
-from pipelines.watch.observer import Observer
+from pipelines.watch.ledger import Ledger, Observer
 from tests.conftest import until
 from tests.decoder.telemetry.broker import start_broker
 from tests.pipelines.watch.records import ORIGIN, WORKER, event, rounds, worker_status
@@ -47,19 +44,6 @@ def test_what_was_started_is_stopped_when_the_rest_cannot_start(
             pytest.fail("the stack came up on a taken port")
     assert f"broker 127.0.0.1:{kafka_port}" in shown.getvalue()
     assert not broker.answers(KafkaSettings(bootstrap_servers=f"127.0.0.1:{kafka_port}"))
-
-
-def test_children_learn_where_the_others_are_and_refuse_none_of_it(tmp_path, monkeypatch) -> None:
-    environment = {"PATH": os.defpath, "TOKENIZERS_PARALLELISM": "true"}
-    given = child_environment(environment, KafkaSettings(), "http://127.0.0.1:5001", tmp_path)
-    assert given.items() >= environment.items()
-    assert given[broker.VARIABLE] == KafkaSettings().bootstrap_servers
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    learner = LearnerSettings.load()
-    assert learner.mlflow_tracking_uri == "http://127.0.0.1:5001"
-    assert (learner.state_dir, KafkaSettings.load()) == (tmp_path, KafkaSettings())
-    WorkerSettings.load()
 
 
 def test_a_terminal_that_nobody_reads_ends_nothing(capsys) -> None:

@@ -23,7 +23,7 @@ from pipelines.reports import atomic_write
 from pipelines.telemetry import export as module
 from pipelines.telemetry import reading
 from pipelines.telemetry.export import NOTE, export
-from tests.pipelines.telemetry.records import ONE, OTHER, produce, record, spread
+from tests.pipelines.telemetry.conftest import ONE, OTHER, produce, record, spread
 
 EVENTS = [("one", n) for n in range(70)] + [("other", n) for n in range(30)]
 TWICE = [("one", n) for n in (*range(10, 20), *range(35, 40))]

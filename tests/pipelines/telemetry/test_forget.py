@@ -17,8 +17,7 @@ from decoder.kafka.clients import close, open_producer
 from pipelines.cli import app
 from pipelines.telemetry.forget import Held, pseudonyms_of, sentence
 from tests import raw_batches as raw
-from tests.pipelines.telemetry.conftest import lying
-from tests.pipelines.telemetry.records import ONE, events, produce, record, spread
+from tests.pipelines.telemetry.conftest import ONE, events, lying, produce, record, spread
 
 KEY = "of these tests, long enough"
 NAMES = Pseudonyms(KEY.encode())

@@ -17,8 +17,7 @@ from decoder.contracts.topics import DRAFTS
 from decoder.feed import PolicyFeed
 from pipelines.cli import app
 from pipelines.telemetry.export import export
-from pipelines.watch.ledger import Ledger
-from pipelines.watch.observer import Observer
+from pipelines.watch.ledger import Ledger, Observer
 from tests.conftest import until
 from tests.contracts.test_events import EVENT
 from tests.learner.stage import WARNINGS

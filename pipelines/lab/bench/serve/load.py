@@ -7,19 +7,28 @@ A server's caches, vLLM's prefix cache and any suffix cache, remember what they 
 sent again at the next concurrency would find its own earlier answer there, and drafts copied from
 it would be accepted whole. So each concurrency gets prompts of its own, from the same datasets in
 the same proportions.
+
+The pace of a machine wanders by more than what is compared, within half a minute. So servers that
+are up together are asked all at once, and all but one are stopped (SIGSTOP); the clock of each goes
+on only while it runs. Whoever has answered least comes next. What the machine does besides then
+falls on all alike, slice by slice.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import httpx
 
@@ -33,17 +42,13 @@ REQUEST_SECONDS: Final = 600.0
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to a prompt or one of its turns; seconds count from sending. ``error``: why none.
-
-    ``arrivals_s`` holds when each token came, from the beginning of the load.
-    """
+    """The answer to a prompt or one of its turns; seconds from sending. ``error``: why none."""
 
     prompt: str
     ttft_s: float
     latency_s: float
     tokens: tuple[int, ...]
     error: str = ""
-    arrivals_s: tuple[float, ...] = ()
     turn: int = 0
 
 
@@ -96,19 +101,19 @@ def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
                 yield ids or [], text or ""
 
 
-def answers(client: httpx.Client, load: Load, prompt: Prompt, began: float) -> Iterator[Reply]:
+def answers(client: httpx.Client, load: Load, prompt: Prompt) -> Iterator[Reply]:
     """One reply, or one for each turn up to the first that fails."""
     said: list[Message] = []
     for turn, news in enumerate(turns(prompt)):
         said += news
-        tokens, arrivals, text, error = list[int](), list[float](), "", None
+        tokens, first, text, error = list[int](), None, "", None
         sent = load.clock()
         request = body(said, load.model, load.max_tokens)
         try:
             with client.stream("POST", "/v1/chat/completions", json=request) as response:
                 if response.is_success:
                     for ids, more in chunks(response.iter_lines()):
-                        arrivals += [load.clock()] * len(ids)
+                        first = load.clock() if first is None else first
                         tokens += ids
                         text += more
                 else:
@@ -117,9 +122,9 @@ def answers(client: httpx.Client, load: Load, prompt: Prompt, began: float) -> I
             error = f"{type(failure).__name__}: {failure}"
         if error is None and not tokens:
             error = "the answer held no token"
-        now, came = load.clock(), tuple(at - began for at in arrivals)
-        times = (arrivals or [now])[0] - sent, now - sent
-        yield Reply(f"{prompt.dataset}:{prompt.id}", *times, tuple(tokens), error or "", came, turn)
+        now = load.clock()
+        times = (now if first is None else first) - sent, now - sent
+        yield Reply(f"{prompt.dataset}:{prompt.id}", *times, tuple(tokens), error or "", turn)
         if error:
             return
         said.append({"role": "assistant", "content": text})
@@ -145,7 +150,7 @@ def run(
 
     def session(prompt: Prompt) -> list[Reply]:
         replies: list[Reply] = []
-        for reply in answers(client, load, prompt, began):
+        for reply in answers(client, load, prompt):
             replies.append(reply)
             with lock:
                 done()
@@ -270,3 +275,98 @@ def deal(sets: Sequence[Iterator[Prompt]], hands: int, count: int) -> list[tuple
     rows = itertools.zip_longest(*(zip(*[found] * hands, strict=False) for found in sets))
     groups = (group for row in rows for group in row if group is not None)
     return list(zip(*itertools.islice(groups, count), strict=True))
+
+
+SLICE_S: Final = 2.0
+"""Some dozens of steps: of these one is cut in two, and the caches of the processor are filled
+anew."""
+GUARD: Final = 'read _; for group; do kill -s CONT -- "-$group"; done'
+"""Of a shell whose standard input ends with us: a stopped server would outlive us, and hear of no
+SIGTERM."""
+
+T = TypeVar("T")
+
+
+class OwnClock:
+    """Seconds that a server ran. Read by any thread, written by the one that deals the slices."""
+
+    def __init__(self) -> None:
+        self._at: tuple[float, float | None] = 0.0, None
+
+    def __call__(self) -> float:
+        """Seconds so far."""
+        before, since = self._at
+        return before if since is None else before + time.perf_counter() - since
+
+    def go(self) -> None:
+        """The server runs from now on."""
+        self._at = self(), time.perf_counter()
+
+    def stand(self) -> None:
+        """It is stopped."""
+        self._at = self(), None
+
+
+@dataclass(frozen=True)
+class Work(Generic[T]):
+    """What a server is asked, by its clock; ``answered`` says how much of that is done."""
+
+    do: Callable[[OwnClock], T]
+    answered: Callable[[], int]
+
+
+def in_slices(
+    works: Mapping[int, Work[T]], seconds: float = SLICE_S
+) -> dict[int, T | BaseException]:
+    """Do all ``works``, while the servers they ask run one at a time.
+
+    All servers run again on leaving, however it is left. A work begins with the first slice of its
+    server.
+
+    Args:
+        works: by the process group of each server.
+        seconds: of a slice; who is left alone has what remains in one.
+
+    Returns:
+        what each returned, or what it raised.
+    """
+    clocks = {group: OwnClock() for group in works}
+    running: dict[int, Future[T]] = {}
+    pool = ThreadPoolExecutor(max(len(works), 1))
+    with _guarded([*works]):
+        try:
+            for group in works:
+                _signal(group, signal.SIGSTOP)
+            while left := [g for g in works if g not in running or not running[g].done()]:
+                group = min(left, key=lambda g: (works[g].answered(), clocks[g]()))
+                _signal(group, signal.SIGCONT)
+                clocks[group].go()
+                if group not in running:
+                    running[group] = pool.submit(works[group].do, clocks[group])
+                wait([running[group]], timeout=seconds if len(left) > 1 else None)
+                _signal(group, signal.SIGSTOP)
+                clocks[group].stand()
+        finally:
+            # Ctrl-C must not wait for answers: whoever interrupts ends the servers, and so these
+            pool.shutdown(wait=False, cancel_futures=True)
+            for group in works:
+                _signal(group, signal.SIGCONT)
+    return {group: future.exception() or future.result() for group, future in running.items()}
+
+
+@contextmanager
+def _guarded(groups: list[int]) -> Iterator[None]:
+    guard = subprocess.Popen(
+        ["sh", "-c", GUARD, "sh", *map(str, groups)],
+        stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.communicate()
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it has ended
+        os.killpg(group, number)

@@ -3,7 +3,7 @@
 Every configuration is a real server process with a real client. Rounds go through all of them in
 the same order (A B C A B C), each time with a fresh server, so that caches start empty and what the
 machine does meanwhile falls on all alike. Where memory holds them all, they can be up together and
-run in slices (``slices``): then it does so within seconds.
+run in slices: then it does so within seconds.
 """
 
 from __future__ import annotations
@@ -27,17 +27,14 @@ from rich.console import Console
 
 from decoder.contracts.errors import ProcessError
 from pipelines import machine
-from pipelines.lab.bench.render import complain
 from pipelines.lab.bench.serve import load
-from pipelines.lab.bench.serve.load import Load, Reply
+from pipelines.lab.bench.serve.load import Load, OwnClock, Reply, Work, in_slices
 from pipelines.lab.bench.serve.setups import Plan, Setup, command
-from pipelines.lab.bench.serve.slices import OwnClock, Work, in_slices
 from pipelines.lab.bench.serve.summary import Level, ServerRun, report
-from pipelines.progress import Shown
 from pipelines.prompts import Prompt
-from pipelines.reports import write_json
+from pipelines.reports import Shown, complain, write_json
 from pipelines.serve import command as serve
-from pipelines.stack import interrupts, processes
+from pipelines.stack import processes
 from pipelines.stack.processes import Part
 from pipelines.stack.running import responds
 
@@ -52,11 +49,10 @@ COUNTED: Final = {
     "cached_prompt_tokens": "prompt_tokens_cached_total",
     "drafts": "spec_decode_num_drafts_total",
     "accepted": "spec_decode_num_accepted_tokens_total",
-    "steps": "iteration_tokens_total_count",
 }
 """vLLM's own counters. ``drafts`` are verifications that had anything to verify. ``accepted``
 counts a draft that runs past the end of an answer in full, so it is a little high where answers are
-short. ``steps`` are the engine's, each for all running requests at once."""
+short."""
 
 Counters = dict[str, int]
 """Of ``COUNTED``, or their growth between two readings."""
@@ -167,7 +163,7 @@ def starting(plan: Plan, launch: Launch) -> Iterator[Callable[[Setup, Path], Ser
         port = machine.free_port()
         arguments, environment = launch(plan, setup, port)
         url = f"http://127.0.0.1:{port}"
-        with interrupts.held():
+        with processes.held():
             child = processes.start(Part(setup.name, arguments, log, environment=environment))
             children.append(child)
         try:
@@ -177,7 +173,7 @@ def starting(plan: Plan, launch: Launch) -> Iterator[Callable[[Setup, Path], Ser
             raise
         return Server(setup, child, url)
 
-    with interrupts.first_only():
+    with processes.first_only():
         try:
             yield start
         finally:

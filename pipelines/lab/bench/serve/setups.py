@@ -23,8 +23,7 @@ from typing import Any, Final, Literal, get_args
 
 from decoder.contracts.errors import ModelError, SettingsError
 from decoder.contracts.redacted import told
-from pipelines.lab.bench.serve.load import turns
-from pipelines.lab.bench.serve.slices import SLICE_S
+from pipelines.lab.bench.serve.load import SLICE_S, turns
 from pipelines.prompts import Prompt
 from pipelines.serve.command import ServeOptions, serve_command, speculative_config
 

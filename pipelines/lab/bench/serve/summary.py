@@ -8,7 +8,6 @@ as its answering, which is what a person or an agent waits for.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines import machine
-from pipelines.lab.bench.render import Cell, number
+from pipelines.lab.bench.metrics import Cell, number
 from pipelines.lab.bench.serve.load import Reply
 from pipelines.lab.bench.serve.setups import METHODS, Plan, Setup
-from pipelines.stats import Spent, columns, interval, loops, median, over, percentile
+from pipelines.stats import Spent, columns, interval, loops, median, over
 
 GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
     "all": lambda reply: True,
@@ -160,7 +159,6 @@ def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
         "tok_per_cpu_s": median(level.per_cpu_s for level in levels),
         "mean_accepted": over(counted["accepted"], counted["drafts"]),
         "cycles_per_1k": over(1e3 * (tokens - counted["accepted"]), tokens),
-        "steps_per_1k": over(1e3 * counted["steps"], tokens),
         "prompt_tokens_cached_share": over(
             counted["cached_prompt_tokens"], counted["prompt_tokens"]
         ),
@@ -172,12 +170,9 @@ def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
 def figures(rounds: Rounds, group: str) -> dict[str, Any]:
     """What clients saw of the answers in a group: seconds and milliseconds as their names say.
 
-    An answer comes in pieces, one for each cycle unless the server fell behind with sending:
-    ``piece_ms_p99`` is of the times between them, ``ms_per_token_p50`` the pace after the first.
+    ``ms_per_token_p50`` is the pace after the first token.
     """
     kept = [r for v in rounds.values() for r in v.answered if GROUPS[group](r)]
-    came = (itertools.pairwise(sorted(set(r.arrivals_s))) for r in kept)
-    waits = [1e3 * (after - before) for pieces in came for before, after in pieces]
     longer = [r for r in kept if len(r.tokens) > 1]
     paces = [1e3 * (r.latency_s - r.ttft_s) / (len(r.tokens) - 1) for r in longer]
     tokens = sum(len(r.tokens) for r in kept)
@@ -187,7 +182,6 @@ def figures(rounds: Rounds, group: str) -> dict[str, Any]:
         "tok_per_s_each": over(tokens, sum(r.latency_s for r in kept)),
         "ttft_p50_s": median(r.ttft_s for r in kept),
         "ms_per_token_p50": median(paces),
-        "piece_ms_p99": percentile(waits, 99),
     }
 
 
@@ -283,7 +277,6 @@ def table_columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
         "TTFT s": lambda r: number(r["groups"]["all"]["ttft_p50_s"]),
         "warm": lambda r: number(r["groups"]["warm"]["ttft_p50_s"]),
         "ms/tok": lambda r: number(r["groups"]["all"]["ms_per_token_p50"], 0),
-        "piece p99": lambda r: number(r["groups"]["all"]["piece_ms_p99"], 0),
         "acc.": lambda r: number(r["mean_accepted"]),
         "=none": lambda r: f"{r['equal_to_none']}/{r['compared_with_none']}",
     }

@@ -21,6 +21,8 @@ from decoder.contracts.features import NUM_FEATURES
 from decoder.drafting.eagle3 import save_head
 from decoder.policy.probes import to_bytes
 from pipelines.cli import app
+from pipelines.lab.bench import step_cost
+from pipelines.lab.bench.learner import RECORD
 from pipelines.lab.bench.serve.load import Selection, levels
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
@@ -98,15 +100,12 @@ def test_a_run_leaves_figures(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ("asked", "said"),
     [
         ("--prompts nowhere", "nowhere is not a folder"),
-        ("--clock cpu --device cuda", "use it with --device cpu"),
-        ("--methods greedy --device cuda:9", "finds no CUDA device"),
         ("--methods suffix --check", "--check compares with greedy"),
     ],
 )
 def test_what_no_run_can_be_made_of_is_said(
     home: Path, asked: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     done = bench(home, monkeypatch, *asked.split())
     assert isinstance(done.exception, SettingsError) and said in str(done.exception)
 
@@ -124,3 +123,22 @@ def test_servers_are_asked_prompts_that_fit_or_the_lack_of_them_is_said(
     assert len(set(ids)) == len(ids) and "faulty/long" not in ids
     with pytest.raises(SettingsError, match=r"are too few.*faulty\.jsonl:1 skipped"):
         levels(replace(asked, concurrency=(1, 8, 9), turns=1), str(home / "model"), [])
+
+
+def test_the_command_prints_what_it_measured() -> None:
+    done = CliRunner().invoke(app, ["bench", "learner", "--events", "10000", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    for run in (found, found["ten_scopes"]):
+        assert run["events"] == -(-10_000 // RECORD) * RECORD and run["events_per_s"] > 0
+        assert run["rss_mb"] >= run["rss_mb_after_1m"] > 0
+    assert (found["scopes"], found["ten_scopes"]["scopes"]) == (1, 10)
+
+
+def test_a_step_has_every_part_of_ours_in_it_and_prompts_are_waited_for() -> None:
+    whole = step_cost.measure(20, long_prompts=1, beside=5)
+    assert set(whole["us_by_verb"]) == {"observe", "choose", "drafted", "settle", "adapter"}
+    assert all(us > 0.0 for us in whole["us_by_verb"].values())
+    assert whole["tokens_per_cycle"] > 1.2 and whole["longest_wait_for_a_prompt_ms"] > 0.0
+    shown = CliRunner().invoke(app, ["bench", "decide", "--steps", "20"])
+    assert shown.exit_code == 0 and "us by verb observe" in shown.output, shown.output

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from pipelines.lab.bench import datasets
@@ -63,46 +60,3 @@ def test_a_row_becomes_a_prompt_and_one_of_another_layout_is_named(name: str) ->
     text = found.prompts[0].text
     assert all(part in text for part in EXPECTED.get(name, [])) and "distractor" not in text
     assert found.prompts[0].messages[-1]["role"] == "user"
-
-
-class Rows(list[dict[str, Any]]):
-    """A split, in the part of the library's interface that is used."""
-
-    def shuffle(self, seed: int) -> Rows:
-        assert seed == 42
-        return Rows(reversed(self))
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A ``datasets`` library whose hub holds what the test puts there; it keeps the questions."""
-    held: dict[str, Any] = {"asked": []}
-
-    def load_dataset(path: str, name: str | None = None, **options: Any) -> Rows:
-        held["asked"].append((path, name, options["split"], options["data_files"]))
-        if path not in held:
-            raise ConnectionError(f"Couldn't reach {path}\nsecond line")
-        return Rows(held[path])
-
-    module = SimpleNamespace(
-        load_dataset=load_dataset,
-        DownloadConfig=lambda **_: None,
-        config=SimpleNamespace(HF_HUB_OFFLINE=False),
-        __spec__=object(),
-    )
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    monkeypatch.setattr(httpx, "head", lambda *_, **__: None)
-    return held
-
-
-def test_the_split_is_shuffled_with_the_seed_cut_to_the_count_and_what_lacks_leaves_the_others(
-    hub: dict[str, Any],
-) -> None:
-    hub["google-research-datasets/mbpp"] = [{**ROWS["mbpp"], "text": f"t{i}"} for i in range(9)]
-    problems: list[str] = []
-    (found,) = datasets.load(["spider", "nonsense", "mbpp"], 3, problems)
-    assert hub["asked"][-1] == ("google-research-datasets/mbpp", "full", "test", None)
-    assert [p.text.split(": ")[1].split("\n")[0] for p in found.prompts] == ["t8", "t7", "t6"]
-    assert problems[0].startswith("dataset 'spider' left out: NBAmine/xlangai-spider-with-context")
-    assert "second line" not in problems[0] and "--prompts" in problems[0]
-    assert problems[1].startswith("dataset 'nonsense' left out: there are delegate52, ")

@@ -14,9 +14,8 @@ from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
 from pipelines.lab.bench import methods
-from pipelines.lab.bench.decode import run
+from pipelines.lab.bench.decode import Selection, run
 from pipelines.lab.bench.metrics import Results
-from pipelines.lab.bench.options import Selection
 from pipelines.prompts import Prompt, PromptSet
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_engine
 
@@ -110,7 +109,6 @@ def test_a_prompt_one_method_fails_on_is_left_out_for_all(
 def test_ctrl_c_keeps_what_is_there(engine: ReferenceEngine) -> None:
     wanted = ("greedy", "suffix")
     whole = decoded(engine, wanted, limit=2)
-    assert decoded(engine, wanted, limit=2, minutes=1e-9).out_of_time
 
     class Stopping(list[str]):
         def append(self, what: str) -> None:

@@ -25,11 +25,10 @@ from decoder.policy.probes import to_bytes
 from pipelines import machine
 from pipelines.lab.chaos.cli import chaos
 from pipelines.lab.chaos.run import Seen, asking, faults_of, make_trouble, staged
-from pipelines.lab.chaos.topic_audit import TopicAudit, adds_up
-from pipelines.lab.chaos.troubles import TROUBLES, Trouble
+from pipelines.lab.chaos.troubles import TROUBLES, TopicAudit, Trouble, adds_up
 from pipelines.prompts import Prompt
 from pipelines.stack.running import TRACKING_VARIABLE
-from pipelines.watch.observer import ingest
+from pipelines.watch.ledger import ingest
 from tests.conftest import random_policy, until
 from tests.learner.traffic import Traffic
 

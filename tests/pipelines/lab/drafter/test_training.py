@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
 from pipelines import embedded
+from pipelines.cli import app
 from pipelines.lab.drafter import compose
-from pipelines.lab.drafter.asks import asks
+from pipelines.lab.drafter import train as training
 from pipelines.lab.drafter.compose import write
-from pipelines.lab.drafter.copying import copying_loss, learn_to_copy
 from pipelines.lab.drafter.train import Run, Settings, Target, evaluate, export, train
-from pipelines.lab.drafter.unroll import Conversation, Pack, read_shards, unroll, write_shard
+from pipelines.lab.drafter.unroll import (
+    Conversation,
+    Pack,
+    copying_loss,
+    learn_to_copy,
+    read_shards,
+    unroll,
+    write_shard,
+)
 
 STATES, END = (0, 1, 3), 2
 
@@ -59,17 +69,6 @@ def test_every_conversation_keeps_the_states_of_its_own_tokens(
         if not temperatures[place]:
             likeliest = llama.lm_head(wanted[:, -1]).argmax(-1)
             assert likeliest[-len(answer) :].tolist() == answer
-
-
-def test_asks_repeat_with_their_seed_and_hold_open_and_whole_prompts() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(embedded.ensure_model())
-    first, again, other = (list(itertools.islice(asks(tokenizer, seed), 99)) for seed in (1, 1, 2))
-    assert first == again != other
-    assert {whole for _, whole in first} == {True, False}
-    for ids, whole in first:
-        text = tokenizer.decode(ids)
-        assert text.startswith("<|im_start|>")
-        assert text.endswith("<|im_start|>assistant\n") == whole
 
 
 VOCABULARY, HIDDEN, DRAFT = 40, 32, 24
@@ -186,3 +185,61 @@ def test_an_exported_head_takes_unscaled_states_and_its_card_says_what_it_saw(
     torch.testing.assert_close(head.fc(c.aux.float()), scaled, rtol=0.05, atol=0.05)
     card = (tmp_path / "head" / "README.md").read_text()
     assert "32 conversations, 768 tokens, 640 of them in answers" in card and "rows=60" in card
+
+
+DEEP, WORDS = 29, 49_152
+
+
+@pytest.fixture
+def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A random Llama as deep as the embedded model, with its tokenizer; short conversations."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": DEEP}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, **sizes, **heads))
+    path = tmp_path / "target"
+    model.save_pretrained(path)
+    for pattern in ("*token*", "*template*"):
+        for file in embedded.ensure_model().glob(pattern):
+            shutil.copy(file, path)
+    monkeypatch.setattr(embedded, "ensure_model", lambda: path)
+    monkeypatch.setattr(compose, "AT_ONCE", 8)
+    monkeypatch.setattr(compose, "LONGEST_ANSWER", 40)
+    monkeypatch.setattr(compose, "INSTRUCTION", 8)
+    monkeypatch.setattr(training, "COPY_SIZES", (6, 2))
+    return path
+
+
+def test_a_head_comes_of_it_and_every_step_goes_on_where_it_was_stopped(
+    tmp_path: Path, deep: Path
+) -> None:
+    folder, head = tmp_path / "work", tmp_path / "head"
+
+    def hvd(*arguments: str) -> str:
+        asked = ["train-drafter", "--folder", str(folder), "--out", str(head), "--tokens", "1000"]
+        return CliRunner().invoke(app, [*asked, *arguments], catch_exceptions=False).output
+
+    def shards() -> dict[str, int]:
+        return {p.name: p.stat().st_mtime_ns for p in (folder / "states").iterdir()}
+
+    def stop(_: str, done: float, __: float) -> None:
+        if done > 400:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compose.compose(deep, folder / "states", 1000, torch.float32, stop)
+    first = shards()
+    assert first and all(name.endswith(".pt") for name in first)
+    said = hvd("--minutes", "0.02")
+    whole = shards()
+    assert first.items() < whole.items()
+    written = read_shards(folder / "states")
+    assert sum(c.answer for c in written) >= 1000
+    prompts = {tuple(c.tokens[: c.prompt].tolist()) for c in written}
+    assert len(prompts) > 0.9 * len(written), "it does not begin again"
+
+    assert "accepted a cycle" in said
+    hvd("--minutes", "0.02")
+    assert shards() == whole, "nothing is written twice"
+    load_head(head, hidden_size=16, vocab_size=WORDS, layers=DEEP)
+    assert f"{len(written)} conversations" in (head / "README.md").read_text()

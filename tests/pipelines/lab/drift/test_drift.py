@@ -3,34 +3,53 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.errors import TraceError
 from decoder.engines.reference.method import method
+from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
-from learner.rows import Rows
+from learner.rows import Rows, from_events
+from pipelines.cli import app
+from pipelines.lab.drift import study
 from pipelines.lab.drift.measure import figures
-from pipelines.lab.drift.scenario import PLAIN_US, Machine, Scenario, Segment, chosen
-from pipelines.lab.drift.stream import Run, Worker, decode
+from pipelines.lab.drift.stream import Learning, Run, Worker, decode
+from pipelines.lab.drift.study import NAMES, resampled, stream
 from pipelines.lab.drift.traffic import (
     KINDS,
+    PLAIN_US,
     Library,
+    Machine,
     Request,
+    Scenario,
+    Segment,
     Traffic,
+    chosen,
     filled_in,
     lessons,
     misleading,
     traffic,
 )
-from pipelines.lab.replay.engine import Simulator, hybrid
-from pipelines.lab.replay.model_arm import model_acceptance
+from pipelines.lab.replay.engine import Simulator, hybrid, model_acceptance
 from pipelines.lab.replay.traces import Trace
-from tests.pipelines.lab.replay.samples import copying_traces, dialogue, token_classes
+from tests.learner.traffic import Traffic as Taught
+from tests.pipelines.lab.replay.samples import (
+    copying_traces,
+    dialogue,
+    token_classes,
+    word_tokenizer,
+    write_traces,
+)
 
 CLASSES = token_classes()
 
@@ -181,11 +200,141 @@ def test_recovery_counts_the_requests_until_it_is_as_good_as_retrained() -> None
     never = {"adaptive": ran(2.0, 3.9), "refit": retrained}
     assert figures(each, 1, sent_by(each), never)["recovery_requests"] == [None]
 
-
-def test_an_alarm_is_false_where_nothing_changed() -> None:
-    each = one_change()
+    # and an alarm is false where nothing changed
     adaptive = ran(2.0, 4.0, alarms=[10, 59, 60, 159, 160, 299], promotions=[70])
     found = figures(each, 1, sent_by(each), {"adaptive": adaptive})
     assert found["false_alarms"] == 4
     still = Scenario(name="still", segments=(Segment(kinds=("one",), generations=300),))
     assert figures(still, 1, sent_by(still), {"adaptive": adaptive})["false_alarms"] == 6
+
+
+REQUESTS = 160
+LOSS = 0.02
+HONEST, HOSTILE = "honest", "hostile"
+BROKEN = 4
+"""A hostile tenant's prompts hold its outputs with one of so many tokens wrong."""
+
+
+def named(trace: Trace, name: str) -> Trace:
+    return replace(trace, session=name, model_accepted=model_acceptance(trace, 2.2))
+
+
+def honest_rate(requests: list[Request], learning: Learning) -> float:
+    """Tokens a microsecond of the honest ones, while a learner hears of all of them."""
+    costs, first = [Machine().costs], first_policy("drift")
+    served = Worker(WorkerSettings())
+    found = decode(requests, costs, first, served, token_classes(), learning.told)
+    counted = [r.tenant == HONEST for r in requests]
+    return float(found.tokens[counted].sum() / found.us[counted].sum())
+
+
+def test_others_lose_at_most_two_per_cent() -> None:
+    """As many hostile requests as honest ones: each copy is found, looks good, and breaks off."""
+    draw = np.random.default_rng(1)
+    honest, hostile = (copying_traces(seed, REQUESTS, 120) for seed in (1, 101))
+    both: list[Request] = []
+    for index, (good, bad) in enumerate(zip(honest, hostile, strict=True)):
+        broken = misleading(bad, BROKEN, token_classes(), draw)
+        both.append(Request(named(broken, f"hostile {index}"), 0, HOSTILE))
+        both.append(Request(named(good, f"honest {index}"), 0, HONEST))
+    taught, untaught = (Learning.begun(first_policy("drift")) for _ in range(2))
+    beside = honest_rate(both, taught)
+    alone = honest_rate([r for r in both if r.tenant == HONEST], untaught)
+    assert taught.promotions, "nothing was learned, so nothing was shown"
+    assert beside >= (1.0 - LOSS) * alone
+
+
+SCENARIO = """
+[[segments]]
+kinds = ["chat"]
+generations = 12
+[[segments]]
+kinds = ["edits"]
+generations = 25
+breaks = 6
+"""
+
+
+@pytest.fixture
+def drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The command, on two files of sixty recordings in token ids and a scenario of them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    word_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    for seed, name in enumerate(("chat", "edits")):
+        write_traces(tmp_path / "traces" / f"{name}.jsonl", seed, 60, 60)
+    (tmp_path / "small.toml").write_text(SCENARIO, encoding="utf-8")
+    given = {
+        "--tokenizer": tmp_path / "tokenizer", "--traces": tmp_path / "traces",
+        "--scenario": tmp_path / "small.toml", "--seeds": 1,
+    }  # fmt: skip
+
+    def ran(*flags: str, **more: Any) -> Result:
+        options = given | {f"--{name}": value for name, value in more.items()}
+        asked = [str(w) for pair in options.items() if pair[1] is not None for w in pair]
+        return CliRunner().invoke(app, ["drift", *asked, *flags])
+
+    return ran
+
+
+def test_every_policy_is_measured(drift: Callable[..., Result]) -> None:
+    summary = json.loads(drift("--json").stdout)
+    (found,) = summary["scenarios"]
+    assert list(found["policies"]) == list(NAMES)
+    for figure in found["policies"].values():
+        assert figure["rate"] > 0
+        assert 0.2 < figure["oracle_fraction"] <= 1.01
+    assert found["requests"] == 37
+    assert found["changes"][0]["what"] == ["kinds", "breaks"]
+    assert "small" in drift(policies="counting").stdout
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"seeds": "-1"}, "give positive numbers"),
+        ({"policies": "best"}, "no policy 'best'"),
+        ({"traces": "."}, "name a folder of trace files"),
+        ({"scenario": "numbered-records"}, "left out, no recordings of kind service"),
+    ],
+)
+def test_what_cannot_be_run_is_a_sentence(
+    drift: Callable[..., Result], wrong: dict[str, Any], says: str
+) -> None:
+    found = drift(**wrong)
+    assert found.exit_code
+    assert says in str(found.exception)
+
+
+# --- traffic that does not change
+
+
+def sessions(seed: int, sign: int, n: int = 40) -> list[list[Rows]]:
+    """Each of two requests of twenty drafts."""
+    rows = from_events(Taught(seed=seed, sign=sign).events(2 * n))
+    cuts = [rows.take(np.arange(at, at + 20)) for at in range(0, len(rows), 20)]
+    return [cuts[at : at + 2] for at in range(0, len(cuts), 2)]
+
+
+def test_alarms_of_a_stream_are_those_of_the_scope_that_it_is_fed_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calm = stream("k", 1, sessions(1, 1), first_policy("drift"), 3_000, lambda *_: None)
+    assert (calm["cache"], calm["model"]) == (0, 0) and 3_000 <= calm["rows"] < 3_020
+    rows = iter([*islice(resampled(sessions(1, 1), np.random.default_rng(1)), 150),
+                   *islice(resampled(sessions(2, -1), np.random.default_rng(1)), 151)])  # fmt: skip
+    monkeypatch.setattr(study, "resampled", lambda *_: rows)
+    turned = stream("k", 1, sessions(1, 1), first_policy("drift"), 6_000, lambda *_: None)
+    assert turned["cache"] > 0
+
+
+def test_the_command_counts_false_alarms_and_says_them_by_text(
+    drift: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "LENGTH", 700)
+    asked = {"scenario": None, "seeds": None}
+    found = json.loads(drift("--false-alarms=2100", "--json", **asked).stdout)
+    assert [(s["kind"], s["seed"]) for s in found["streams"]] == [
+        ("agentic", 0), ("agentic", 1), ("chat", 0),
+    ]  # fmt: skip
+    assert found["rows"] == sum(each["rows"] for each in found["streams"]) >= 2_100
+    assert "agentic" in drift("--false-alarms=700", **asked).stdout

@@ -18,9 +18,9 @@ from decoder.contracts.errors import TraceError
 from decoder.policy.probes import from_bytes
 from pipelines.cli import app
 from pipelines.lab.first import make
-from pipelines.lab.first.make import read_sets, with_drafter
-from pipelines.lab.replay.model_arm import drawn_acceptance
-from pipelines.lab.replay.traces import Trace, files_of
+from pipelines.lab.first.make import read_sets
+from pipelines.lab.replay.engine import drawn_acceptance
+from pipelines.lab.replay.traces import files_of
 from tests.pipelines.lab.replay.samples import copying_traces, word_tokenizer
 
 LICENCES = {"a": "MIT", "b": "Apache-2.0", "c": "Apache-2.0 (code), CC BY-NC 4.0 (data)"}
@@ -104,17 +104,6 @@ def test_a_drawn_drafter_is_right_or_wrong_about_a_token_for_every_draft(
     # a draft of p tokens accepted here goes on as one of p - 1, at least, one token later
     assert (found[1:] >= found[:-1] - 1).all()
     assert found.mean() == pytest.approx(min(mean, most), abs=0.5)
-
-
-def test_sessions_have_drafters_of_their_own_and_a_recorded_one_stays() -> None:
-    recorded = Trace("r", [1], [2, 3], model_accepted=[1, 0])
-    known = [Trace("s", [1], [2] * 500), Trace("s", [1], [2] * 500), Trace("t", [1], [2] * 500)]
-    first, again = (with_drafter([*known, recorded], (0.0, 3.5), 4, seed=7) for _ in range(2))
-    means = [float(np.mean(t.model_accepted)) for t in first if t.model_accepted is not None]
-    assert abs(means[0] - means[1]) < 0.3 < abs(means[0] - means[2])
-    assert first[3].model_accepted == [1, 0]
-    for one, other in zip(first, again, strict=True):
-        np.testing.assert_array_equal(one.model_accepted, other.model_accepted)
 
 
 def test_a_session_is_learned_from_if_every_row_of_it_may_be(tmp_path: Path) -> None:

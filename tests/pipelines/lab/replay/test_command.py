@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ from typer.testing import CliRunner
 
 from decoder.contracts.errors import ModelError
 from decoder.policy.probes import to_bytes
+from pipelines import embedded, machine
 from pipelines.cli import app
-from pipelines.lab.replay import costs
+from pipelines.lab.replay import costs, recording
+from pipelines.lab.replay.traces import read
+from pipelines.prompts import tokenise
+from pipelines.workloads import prompts
 from tests.conftest import random_policy
 from tests.pipelines.lab.replay.samples import word_tokenizer, write_traces
 
@@ -105,3 +110,38 @@ def test_a_file_that_cannot_be_used_leaves_the_rest(
     assert "labelled drafts" in str(replay(files[0], "--limit", 4).exception)
     refused = replay(files[0], "--tokenizer", tmp_path).exception
     assert isinstance(refused, ModelError) and "no tokenizer at" in str(refused)
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that holds the embedded model and nothing else."""
+    model = embedded.ensure_model()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    machine.cache_directory().mkdir(parents=True)
+    embedded.model_directory().symlink_to(model)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("empty_cache")
+def test_recordings_are_made_once_and_can_be_replayed() -> None:
+    ids = [tokenise(p, embedded.load_tokenizer(None)).ids for p in islice(prompts("chat"), 2)]
+    told = list[tuple[str, int, int]]()
+
+    def step(what: str, done: int, whole: int) -> None:
+        told.append((what, done, whole))
+
+    path = recording.record({"chat": ids[:1]}, step) / "chat.jsonl"
+    first = path.read_bytes()
+    assert recording.record({"chat": ids}, step) == recording.folder_of() == path.parent
+    assert path.read_bytes().startswith(first)
+    both = [("recording chat", done, 1) for done in (0, 1)] * 2
+    assert told == both, "the second time one was there"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({line["session"] for line in lines}) == len(lines) == 2
+    traces = read(path, None).traces
+    assert len(traces) == len(lines)
+    turned = recording.traces_of(path.parent, "chat", ids[::-1])
+    assert [tuple(trace.prompt) for trace in turned] == ids[::-1], "in the order asked for"
+    for trace in traces:
+        assert trace.model_accepted is not None
+        assert len(trace.model_accepted) == len(trace.output) > 1

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import TraceError
-from pipelines.lab.replay.messages import conversation
-from pipelines.lab.replay.traces import Trace, read, split
+from pipelines.lab.replay.traces import Trace, conversation, read, split
 from tests.pipelines.lab.replay.samples import word_tokenizer
 
 TOKENIZER = word_tokenizer()
@@ -104,14 +103,6 @@ def test_a_template_that_rewrites_earlier_turns_is_followed(write: Write) -> Non
     found = read(write(TALK), tokenizer).traces
     assert [words(t.output) for t in found] == ["b <|end|>", "d <|end|>"]
     assert words(found[1].prompt).split()[3:6] == ["<|assistant|>", "?", "<|end|>"]
-
-
-@pytest.mark.parametrize("template", [None, "{{ raise_exception('no such role') }}"])
-def test_without_a_template_that_serves_a_line_is_left_out(
-    write: Write, template: str | None
-) -> None:
-    found = read(write(TALK), word_tokenizer(template))
-    assert not found.traces and "template" in found.notices[0]
 
 
 UNUSABLE = (

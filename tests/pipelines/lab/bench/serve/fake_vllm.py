@@ -35,7 +35,6 @@ def metrics() -> str:
         "generation_tokens_total": SENT["tokens"],
         "spec_decode_num_drafts_total": SENT["drafts"],
         "spec_decode_num_accepted_tokens_total": SENT["drafts"],
-        "iteration_tokens_total_count": SENT["drafts"],
     }
     lines = [f"vllm:{name}{{{label}}} {float(value)}" for name, value in values.items()]
     return "\n".join(["# HELP vllm:generation_tokens_total said", *lines]) + "\n"

@@ -39,7 +39,7 @@ def asked(text: str, dataset: str = "d") -> Prompt:
 def level(*replies: Reply, wall_s: float, cpu_s: float = 4.0, concurrency: int = 1) -> Level:
     tokens = sum(len(r.tokens) for r in replies)
     counted = {"tokens": tokens, "prompt_tokens": 100, "cached_prompt_tokens": 25, "drafts": 2,
-               "accepted": 1, "steps": tokens - 1}  # fmt: skip
+               "accepted": 1}  # fmt: skip
     return Level(concurrency, wall_s, replies, parse("") | counted, cpu_s)
 
 

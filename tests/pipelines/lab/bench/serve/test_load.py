@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.lab.bench.serve.load import Load, chunks, cut, deal, run, turns
+from pipelines.lab.bench.serve import load as load_module
+from pipelines.lab.bench.serve.load import (
+    Load,
+    OwnClock,
+    Work,
+    chunks,
+    cut,
+    deal,
+    in_slices,
+    run,
+    turns,
+)
 from pipelines.lab.bench.serve.run import session_seconds
 from pipelines.prompts import PromptSet
+from tests.conftest import until
 from tests.pipelines.lab.bench.serve.served import asked, said, script
 
 
@@ -48,22 +65,15 @@ def test_a_turn_is_what_is_said_between_two_answers_and_answers_are_never_brough
 
 
 def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
-    lock, barrier = threading.Lock(), threading.Barrier(3, timeout=30)
-    most = active = 0
+    barrier = threading.Barrier(3, timeout=30)
 
     class Meeting(BaseHTTPRequestHandler):
         def log_message(self, *args: Any) -> None:
             pass
 
         def do_POST(self) -> None:
-            nonlocal most, active
             self.rfile.read(int(self.headers["Content-Length"]))
-            with lock:
-                active += 1
-                most = max(most, active)
             barrier.wait()  # nobody is answered before three are here
-            with lock:
-                active -= 1
             self.send_response(200)
             self.end_headers()
             self.wfile.write(b'data: {"choices": [{"token_ids": [5]}]}\n\n')
@@ -78,11 +88,10 @@ def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
     finally:
         server.shutdown()
         server.server_close()
-    assert most == 3
     assert [r.prompt for r in replies] == [f"d:{i}" for i in range(9)]
     assert all(r.tokens == (5,) and not r.error for r in replies)
     assert 0 < max(r.ttft_s for r in replies) <= max(r.latency_s for r in replies) <= wall
-    timed = {s for r in by_another for s in (r.ttft_s, r.latency_s, *r.arrivals_s)}
+    timed = {s for r in by_another for s in (r.ttft_s, r.latency_s)}
     assert (stood, timed) == (0.0, {0.0}), "all by the clock given"
     _, (reply,) = run(Load(url, "m", 1, 1), [asked("a")])
     assert "ConnectError" in reply.error and reply.tokens == (), "the server has gone"
@@ -103,3 +112,84 @@ def test_processor_time_is_that_of_all_processes_of_the_server() -> None:
     server.communicate(b"\n")
     assert used is not None and used >= 0.3
     assert session_seconds(server.pid) is None
+
+
+BUSY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass']).wait()"
+STOPPED = psutil.STATUS_STOPPED
+
+
+def started() -> subprocess.Popen[bytes]:
+    """The leader of a group, with a busy child."""
+    made = subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True)
+    # before, a leader may hang in starting its child, and is not stopped while it does
+    until(lambda: any(sum(c.cpu_times()[:2]) > 0.05 for c in psutil.Process(made.pid).children()))
+    return made
+
+
+@pytest.fixture
+def servers() -> Iterator[list[int]]:
+    made = [started(), started()]
+    try:
+        yield [p.pid for p in made]
+    finally:
+        for process in made:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def states(groups: list[int]) -> list[str]:
+    leaders = [psutil.Process(group) for group in groups]
+    return [p.status() for leader in leaders for p in (leader, *leader.children())]
+
+
+def test_one_server_runs_at_a_time_by_its_own_clock_and_who_has_answered_least_is_next(
+    servers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[int] = []
+    send, answers = load_module._signal, dict.fromkeys(servers, 0)
+
+    def noting(group: int, number: signal.Signals) -> None:
+        if number == signal.SIGCONT and any(done < 6 for done in answers.values()):
+            turns.append(group)
+            until(lambda: set(states(servers)) == {STOPPED}, "none running")
+        send(group, number)
+
+    def work(group: int, each: float) -> Callable[[OwnClock], float]:
+        def runs(clock: OwnClock) -> float:
+            while answers[group] < 6:
+                ready = clock() + each
+                while clock() < ready:
+                    time.sleep(0.002)
+                answers[group] += 1
+                assert max(answers.values()) - min(answers.values()) <= 4
+            return clock()
+
+        return runs
+
+    monkeypatch.setattr(load_module, "_signal", noting)
+    began = time.perf_counter()
+    works = {
+        group: Work(work(group, each), lambda group=group: answers[group])
+        for group, each in zip(servers, (0.02, 0.08), strict=True)
+    }
+    found = in_slices(works, 0.03)
+    elapsed = time.perf_counter() - began
+    seconds = [s for s in found.values() if isinstance(s, float)]
+    assert len(seconds) == 2 and sum(seconds) <= elapsed, found  # each clock stood for the other
+    assert all(turns.count(group) > 2 for group in servers)
+    assert STOPPED not in states(servers)
+
+
+def test_a_benchmark_that_is_killed_leaves_nobody_stopped(servers: list[int]) -> None:
+    script = (
+        "import sys, time\n"
+        "from pipelines.lab.bench.serve.load import Work, in_slices\n"
+        "works = {int(g): Work(lambda clock: time.sleep(60), int) for g in sys.argv[1:]}\n"
+        "in_slices(works, 60)\n"
+    )
+    bench = subprocess.Popen([sys.executable, "-c", script, *map(str, servers)])
+    until(lambda: STOPPED in states(servers))
+    bench.kill()
+    bench.wait()
+    until(lambda: STOPPED not in states(servers))

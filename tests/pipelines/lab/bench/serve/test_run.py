@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import ProcessError
-from pipelines import progress
+from pipelines import reports
 from pipelines.lab.bench.serve import run as bench
 from pipelines.lab.bench.serve.setups import Plan
 from pipelines.lab.bench.serve.summary import unequal
@@ -40,7 +40,7 @@ def measured(
 def test_every_setup_is_measured_at_every_concurrency_in_every_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(reports, "LINE_SECONDS", 0.0)
     started: list[str] = []
     out, console = tmp_path / "new" / "serve.json", quiet()
     bench.run(plan(NONE), out, console, launching({}, started))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from pipelines.lab.bench.render import table
+from decoder.contracts.errors import ModelError, SettingsError
+from pipelines.cli import app
+from pipelines.lab.bench.metrics import table
 from pipelines.lab.bench.serve.load import Reply
-from pipelines.lab.bench.serve.setups import Setup
+from pipelines.lab.bench.serve.setups import Setup, command, setups
 from pipelines.lab.bench.serve.summary import (
     WIDTH,
     Level,
@@ -21,15 +25,14 @@ from pipelines.lab.bench.serve.summary import (
     table_columns,
 )
 from tests.pipelines.lab.bench.serve import served
-from tests.pipelines.lab.bench.serve.served import EAGLE3, HYBRID, NONE, SUFFIX
+from tests.pipelines.lab.bench.serve.served import EAGLE3, HYBRID, NONE, OPTIONS, SUFFIX
 
 LOOP = tuple(range(32)) * 2
 
 
 def reply(session: str, turn: int, seconds: float, tokens: tuple[int, ...] = (1, 2)) -> Reply:
-    """Its first token comes after half its seconds, the others together at its end."""
-    arrivals = (seconds / 2, *[seconds] * (len(tokens) - 1))
-    return Reply(session, seconds / 2, seconds, tokens, "", arrivals, turn)
+    """Its first token comes after half its seconds."""
+    return Reply(session, seconds / 2, seconds, tokens, "", turn)
 
 
 def level(*replies: Reply, cpu_s: float = 4.0) -> Level:
@@ -41,14 +44,12 @@ def run(setup: Setup, number: int, seconds: float) -> ServerRun:
     return ServerRun(number, setup.name, (measured,))
 
 
-def test_first_turns_are_told_apart_from_warm_ones_and_pieces_are_what_came_at_one_time() -> None:
+def test_first_turns_are_told_apart_from_warm_ones() -> None:
     rounds = {0: level(reply("d:a", 0, 4.0), reply("d:a", 1, 2.0), reply("d:b", 0, 6.0))}
     first, warm = figures(rounds, "first"), figures(rounds, "warm")
     assert (first["answers"], first["ttft_p50_s"], first["tok_per_s_each"]) == (2, 2.5, 0.4)
     assert (warm["answers"], warm["ttft_p50_s"], warm["tok_per_s_each"]) == (1, 1.0, 1.0)
-    assert warm["ms_per_token_p50"] == warm["piece_ms_p99"] == 1000
-    uneven = Reply("d:a", 1.0, 3.0, (1, 2, 3, 4), "", (1.0, 1.5, 1.5, 2.0))
-    assert figures({0: served.level(uneven, wall_s=3.0)}, "all")["piece_ms_p99"] == 500
+    assert warm["ms_per_token_p50"] == 1000
 
 
 def test_ratios_pair_sessions_and_leave_out_what_only_one_side_answered_and_loops() -> None:
@@ -82,7 +83,7 @@ def test_each_is_held_to_the_best_of_every_other_method() -> None:
     assert "suffix" not in records["suffix-k8"]["against"]
     expected = {
         "sessions": 4, "answers": 4, "tokens": 8, "tok_per_s": (4 / 4.0 + 4 / 8.0) / 2,
-        "mean_accepted": 0.5, "steps_per_1k": 750, "cycles_per_1k": 750,
+        "mean_accepted": 0.5, "cycles_per_1k": 750,
         "prompt_tokens_cached_share": 0.25,
     }  # fmt: skip
     assert {k: records["hybrid"][k] for k in expected} == pytest.approx(expected)
@@ -92,3 +93,57 @@ def test_each_is_held_to_the_best_of_every_other_method() -> None:
     told = console.file.getvalue()
     assert "suffix-k8 *" in told and "2.00 (2.00-2.00)" in told
     assert "/eagle3" in told and "/hybrid" not in told and "…" not in told
+
+
+def started(setup: Setup, **environment: str) -> tuple[list[str], dict[str, str]]:
+    held = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "1", "PATH": "/bin", **environment}
+    return command(setup, OPTIONS, held, frozenset(), on_cpu=True, policy=Path("p"))
+
+
+def test_servers_differ_in_speculation_alone() -> None:
+    (ours, our_env), (plain, plain_env) = started(HYBRID), started(NONE)
+    at = ours.index("--speculative-config")
+    assert plain == ours[:at] + ours[at + 2 :]
+    assert set(our_env.items()) - set(plain_env.items()) == {
+        ("HVD_WORKER_ENABLED", "1"),
+        ("HVD_WORKER_TELEMETRY", "false"),
+        ("HVD_WORKER_HOLDOUT", "0"),
+        ("HVD_WORKER_POLICY_FILE", str(Path("p").resolve())),
+    }
+    assert set(plain_env.items()) <= set(our_env.items())
+    stock, stock_env = started(SUFFIX)
+    assert stock[:at] + stock[at + 2 :] == plain and stock_env == plain_env
+    assert json.loads(stock[at + 1]) == SUFFIX.speculative_config(None)
+    runner = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    for setup in (NONE, HYBRID):
+        assert runner.items() <= started(setup, **runner)[1].items(), "what a person chose stays"
+
+
+def test_each_draft_length_is_a_setup_and_eagle3_runs_padded_and_not() -> None:
+    made = setups(["hybrid", "eagle3", "suffix", "none"], [3, 5], [8], "head")
+    assert [s.name for s in made] == [
+        "none", "suffix-k8", "eagle3-k3", "eagle3-k3-unpadded", "eagle3-k5", "eagle3-k5-unpadded",
+        "hybrid",
+    ]  # fmt: skip
+    padded, unpadded = (each.speculative_config("head") or {} for each in made[2:4])
+    assert padded["num_speculative_tokens"] == 3 and padded["model"] == "head"
+    assert {name for name in padded if padded[name] != unpadded[name]} == {
+        "disable_padded_drafter_batch"
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--configs ngram", "no configuration ngram: choose from none, suffix, eagle3, hybrid"),
+        ("--configs eagle3 --model owner/model", "name one with --drafter"),
+        ("--concurrency 1,many", "--concurrency '1,many'"),
+        ("--policy /nowhere/p.safetensors", "/nowhere/p.safetensors: no such file"),
+        ("--check --dtype bfloat16", "give --dtype float32"),
+        ("--check --dtype float32 --configs hybrid", "name none with --configs"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_before_anything_starts(arguments: str, words: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "serve", *arguments.split(" ")])
+    assert isinstance(result.exception, SettingsError | ModelError)
+    assert words in str(result.exception)
