@@ -250,7 +250,9 @@ def test_what_a_person_did_is_not_signed_by_the_learner(standing: Registry) -> N
     standing.promote("ab12", 3, {"moved_by": "anna", "why": "it looks good"})
     assert not carry_out(standing, move(over=1, to=3)).refusal
     assert {v.number: v.tags for v in standing.versions("ab12")}[3]["moved_by"] == "anna"
-    assert "version 3" in carry_out(standing, move(over=1, to=2)).refusal
+    standing.move("ab12", "trial", 2, "learner-a", "won")
+    assert "version 3" in carry_out(standing, move(over=1, to=2, ended=2)).refusal
+    assert standing.standing("ab12").trial is None, "or another learner's winners waited for ever"
 
 
 def test_the_way_back_to_the_first_policy_is_its_version(standing: Registry) -> None:
