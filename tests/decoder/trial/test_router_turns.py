@@ -138,6 +138,24 @@ def test_a_side_that_raises_costs_its_block_and_plays_no_more(
     assert set(router.turns.sums) == {"outside"}
 
 
+def test_a_step_that_is_chosen_again_is_counted_once(
+    sink: KeepingSink, token_classes: np.ndarray
+) -> None:
+    trial = Faulty("s", 5, 2.0, "survival", role=TRIAL, share=0.5, publication=4)
+    router = playing(sink, token_classes, names=(), holdout=0.0, held={TRIAL: trial})
+    router.start("r", np.array([1, 2, 3], np.int32), RequestOptions(500, 4096))
+    router.observe([Committed("r", [4], 0)], 3)
+    assert router.turns is not None and router.pause is not None
+    steps = 0
+    while not router.turns.failed:
+        router.pause.awake = False
+        router.choose(["r"])
+        router.observe([Committed("r", [4], 0)], 1)
+        steps += 1
+    router.close()
+    assert router.counters.asleep == steps == len(sink.every) == len(router.counters.choose_us)
+
+
 def test_a_side_whose_choice_cannot_be_carried_out_plays_no_more(
     sink: KeepingSink, token_classes: np.ndarray
 ) -> None:
