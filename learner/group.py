@@ -121,6 +121,11 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]
             except AWAY as error:
                 self._complaints.warning("group %s: %r; going on trying", self._name, error)
                 self._left.wait(RETRY_SECONDS)
+            except Exception:  # noqa: BLE001 -- else nobody would know that the membership ended
+                self._complaints.exception(f"group {self._name}: its client failed; joining again")
+                close(self._consumer)
+                self._consumer = None
+                self._left.wait(RETRY_SECONDS)
         with suppress(*AWAY):  # else what was read since the last time is read again
             self._remember()
         close(self._consumer)
@@ -153,5 +158,5 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]
             for partition, offset in read.items()
             if partition in self.part.owned & self._given.owned
         }
-        if told:
+        if told and self._consumer is not None:
             self._consumer.commit(told, timeout_ms=OFFSETS_MS)

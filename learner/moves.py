@@ -52,6 +52,7 @@ def carry_out(registry: Registry, move: Move) -> Moved:
     """
     to = move.to if move.first is None else registry.find(move.first)
     standing = registry.standing(move.scope)
+    refusal = ""
     if move.to is not None:
         refusal = person_s_word(standing, move.over or None, to or 0)
         if move.first is not None and to is None and not refusal:
@@ -62,12 +63,12 @@ def carry_out(registry: Registry, move: Move) -> Moved:
             )
             standing = replace(standing, champion=champion)
             refusal = person_s_word(standing, to)
-        if refusal:
-            for version in {*move.tags, *([] if to is None else [to])}:
-                registry.tag(move.scope, version, {"refusal": refusal})
-            return Moved(move, refusal, standing)
     if move.ended is not None and standing.trial == move.ended:
         registry.move_over(move.scope, "trial", move.ended, None, move.by, move.why)
+    if refusal:
+        for version in {*move.tags, *([] if to is None else [to])}:
+            registry.tag(move.scope, version, {"refusal": refusal})
+        return Moved(move, refusal, registry.standing(move.scope))
     for version, tags in move.tags.items():
         registry.tag(move.scope, version, tags)
     return Moved(move, standing=registry.standing(move.scope))

@@ -264,7 +264,7 @@ class Registrar:
             elif (
                 self._rules.trial
                 and registration.against
-                and (scope, standing.champion) not in self._unusable
+                and not self._is_unusable(scope, standing.champion or 0)
             ):
                 if not self._may_try(standing):
                     return None
@@ -313,12 +313,18 @@ class Registrar:
         if not registration.against:
             return person_s_word(standing, None)
         if standing.pinned is None and champion is not None:
-            if (standing.scope, champion) in self._unusable:
+            if self._is_unusable(standing.scope, champion):
                 return ""
             digest = self._registry.digest(standing.scope, champion)
             if digest in (registration.against, digest_of(registration.policy)):
                 return ""  # or it was made champion already, before we were cut off
         return person_s_word(standing)
+
+    def _is_unusable(self, scope: str, version: int) -> bool:
+        """Whether it could not be read, and cannot now: what keeps it may only have been away."""
+        if (scope, version) in self._unusable:
+            self._load(scope, version)
+        return (scope, version) in self._unusable
 
     def _load(self, scope: str, version: int) -> None:
         try:

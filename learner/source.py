@@ -172,8 +172,9 @@ class EventSource:
         """Read the mark of ``place`` again, if it is still there."""
         self._looked_at.discard(place)  # the last look may not have been answered yet
         mark = self.marks.get(place.partition)
-        if mark is not None and mark[0] < self._begins[place]:  # of it, age leaves no trace
-            del self.marks[place.partition]
+        due = self.offsets.get(place.partition, 0)
+        if mark is not None and not self._begins[place] <= mark[0] < due:
+            del self.marks[place.partition]  # age left no trace of it, or it is to be read again
         elif mark is not None:
             self._looked_at.add(place)
             self._consumer.seek(place, mark[0])

@@ -159,7 +159,7 @@ class Source:
 
     partition: Annotated[int, Field(ge=0, le=2**31 - 1)]
     offset: Annotated[int, Field(ge=0, le=2**53)]
-    share: Annotated[float, Field(gt=0.0, le=1.0)]
+    share: Annotated[float, Field(ge=2.0**-30, le=1.0)]
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,6 @@ class DraftRouter(Following):
         cache, table = self.cache, self.table
         shown = side.shown if side is not None else "worker"
         awake = self.pause is None or self.pause.awake
-        self.counters.asleep += not awake and shown == "worker"
         if awake and cache is not None:
             cache.index()
         table.reserve(len(names))
@@ -251,6 +250,7 @@ class DraftRouter(Following):
         underway = self.underway
         underway.side, underway.began, underway.asked = side, began, len(names)
         underway.unpaid_us = (time.perf_counter() - described) * 1e6 if shown == "stock" else 0.0
+        self.counters.asleep += not awake and shown == "worker"
         self.counters.probes = self._probing.taken
         draft_us = (time.perf_counter() - began) * 1e6
         floor = self.floor if serves else None

@@ -133,9 +133,8 @@ class Shipper:
                 self._complaints.warning("a draft event cannot be written: %s", error)
                 self._settle("malformed")
             return
-        self._flying = True
-        self._produce(DRAFTS, value, self._landed, partition=books.partition)
-        self._doubtful |= self._flying  # it is not, where the client refused it at once
+        self._flying = self._produce(DRAFTS, value, self._landed, partition=books.partition)
+        self._doubtful |= self._flying
 
     def _begin(self) -> bool:
         """Say which rows come next, and draw which of them are told of; False for none."""
@@ -193,9 +192,9 @@ class Shipper:
 
     def _produce(
         self, topic: Topic, value: bytes, landed: Callable[..., None], **place: int
-    ) -> None:
-        """The one place where a record is handed to the client; ``landed`` hears what became of
-        it, be it refused at once."""
+    ) -> bool:
+        """The one place where a record is handed to the client: whether it took it. ``landed``
+        hears what became of it, be it refused at once."""
         from confluent_kafka import KafkaException
 
         try:
@@ -205,12 +204,14 @@ class Shipper:
             )  # fmt: skip
         except KafkaException as error:
             landed(error.args[0])
+            return False
+        return True
 
     def _send_beside(self) -> None:
         """Send what is no draft event: none waits for it, whatever becomes of it."""
         if self._status and not self._telling:
-            status, self._status, self._telling = self._status, b"", True
-            self._produce(STATUS, status, self._told)
+            status, self._status = self._status, b""
+            self._telling = self._produce(STATUS, status, self._told)
         while self._rounds:
             self._rounds_flying += 1
             self._produce(TRIALS, self._rounds.popleft(), self._round_landed)

@@ -235,3 +235,40 @@ def test_no_index_shows_what_another_wrote(written: list[tuple[int, int]]) -> No
             for reader in range(4):
                 ((shown, *_),), _ = texts.drafts([[int(t) for t in context]], (reader,))
                 assert all(t < 2 or t // 100 == reader + 1 for t in shown)
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_drafts_are_as_good_as_those_of_suffix_trees(factor: float) -> None:
+    """Cycles, every draft verified, on text that copies stretches of itself with changes."""
+    trees = pytest.importorskip(
+        "arctic_inference.suffix_decoding._C",
+        reason="stock suffix decoding is not installed: make rival builds it",
+    )
+    rng, cycles = np.random.default_rng(6), [0, 0]
+    for _ in range(6):
+        text = rng.integers(0, 200, 60).tolist()
+        while len(text) < 1500:
+            begin = int(rng.integers(len(text) - 10))
+            copied = np.array(text[begin : begin + int(rng.integers(1, 60))])
+            changed = rng.random(len(copied)) < 0.04
+            text += np.where(changed, rng.integers(0, 200, len(copied)), copied).tolist()
+        texts, tree = Texts(), trees.SuffixTree(DEPTH)
+        texts.write(0, 0, text[:300])
+        tree.extend(0, text[:300])
+        for which in range(2):
+            at = 300
+            while at < len(text):
+                if which:
+                    seen = np.array(text[at - DEPTH : at], np.int32)
+                    draft = tree.speculate_ndarray(seen, 64, factor, 0.0, 0.1, False).token_ids
+                else:
+                    ((draft, *_),), _ = texts.drafts([text[:at]], limits=(factor, 0.0, 0.1))
+                accepted = next(
+                    (i for i, (a, b) in enumerate(zip(draft, text[at:], strict=False)) if a != b),
+                    min(len(draft), len(text) - at),
+                )
+                committed = text[at : at + accepted + 1]
+                tree.extend(0, committed) if which else texts.write(0, 0, committed)
+                at += len(committed)
+                cycles[which] += 1
+    assert cycles[0] < 1.03 * cycles[1], cycles

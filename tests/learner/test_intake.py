@@ -188,7 +188,7 @@ def test_a_lesson_is_known_again_whatever_lies_between_and_whoever_goes_on() -> 
 def test_nothing_on_the_topic_of_lessons_ends_an_intake_and_drafts_are_no_lessons() -> None:
     intake = Intake(Kept(), Lately(), relayed=True)
     wire = json.loads(relayed(encode_batch(EVENTS[:8], ORIGIN, 0)) or b"")
-    wrong: list[Any] = [-1, 2**70, 0.5, "1", None, [], {}]
+    wrong: list[Any] = [-1, 2**70, 0.5, 1e-320, "1", None, [], {}]
     sources = [{**wire["source"], name: w} for name in wire["source"] for w in wrong if w != 0.5]
     bad = [json.dumps({**wire, "source": told}).encode() for told in [*sources, *wrong]]
     for offset, value in enumerate([*poison(), *bad]):

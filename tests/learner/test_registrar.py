@@ -118,6 +118,28 @@ def test_a_damaged_champion_is_no_obstacle(
     assert caplog.text.count("is unusable") == 1
 
 
+def test_a_champion_that_could_not_be_read_for_a_moment_stands(
+    desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = registry.register(random_policy(5, "ab12"))
+    registry.promote("ab12", other)
+    load, away = registry.load, iter([RegistryError("the artefact's server does not answer")])
+
+    def loaded(*asked: Any) -> Any:
+        for error in away:
+            desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+            raise error
+        return load(*asked)
+
+    monkeypatch.setattr(registry, "load", loaded)
+    desk.ask([("ab12", other)])
+    desk.start()
+    found = answers_until(desk, lambda found: len(found) == 2)  # it is loaded, too
+    (settled,) = (each for each in found if isinstance(each, Settled))
+    assert "was made champion" in settled.refusal
+    assert registry.standing("ab12").champion == other
+
+
 def test_what_nobody_could_read_is_dropped(
     desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -250,7 +272,9 @@ def test_what_a_person_did_is_not_signed_by_the_learner(standing: Registry) -> N
     standing.promote("ab12", 3, {"moved_by": "anna", "why": "it looks good"})
     assert not carry_out(standing, move(over=1, to=3)).refusal
     assert {v.number: v.tags for v in standing.versions("ab12")}[3]["moved_by"] == "anna"
-    assert "version 3" in carry_out(standing, move(over=1, to=2)).refusal
+    standing.move("ab12", "trial", 2, "learner-a", "won")
+    assert "version 3" in carry_out(standing, move(over=1, to=2, ended=2)).refusal
+    assert standing.standing("ab12").trial is None, "or another learner's winners waited for ever"
 
 
 def test_the_way_back_to_the_first_policy_is_its_version(standing: Registry) -> None:

@@ -131,6 +131,20 @@ def test_a_learner_reads_each_record_once_through_every_trouble(cluster: MockClu
     assert intake.sequences.missing == intake.sequences.duplicates == 0
 
 
+def test_who_goes_back_reads_all_again_that_lies_there(cluster: MockCluster) -> None:
+    source = EventSource(cluster.kafka, {})
+    assert source.connect(threading.Event())
+    produce(cluster, 0, *[b""] * 6)
+    for due in (0, 2, 0):
+        source.close()
+        source.offsets = {0: due} if due else {}
+        again = received(source, 6 - due)
+        assert [record.offset for record in again] == list(range(due, 6))
+        source.done(again)
+    source.close()
+    assert source.skipped == 0
+
+
 def test_a_leader_that_nobody_names_for_a_while_is_read_again(
     cluster: MockCluster, caplog: pytest.LogCaptureFixture
 ) -> None:

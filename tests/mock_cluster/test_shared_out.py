@@ -23,7 +23,7 @@ from decoder.contracts.events import Origin, decode_batch, encode_batch
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, LESSONS, POLICY, STATUS
 from decoder.kafka.clients import close, fetch, open_consumer, open_producer, places_of
-from learner import intake
+from learner import group, intake
 from tests import raw_batches as raw
 from tests.conftest import until
 from tests.learner.stream import batches
@@ -208,6 +208,23 @@ def test_lessons_that_were_not_taken_are_sent_again(
         assert not again.intake.records and not again.faults
         again.close()
         close(consumer)
+
+
+def test_a_member_whose_client_fails_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "RETRY_SECONDS", 0.1)
+
+    def fails(**_: object) -> None:
+        raise ValueError("an answer that the client cannot read")
+
+    with running() as cluster:
+        member = group.Group(cluster.kafka, DRAFTS, "test", keeps=True)
+        until(lambda: member.turn() or member.owned, "its part")
+        client = member._consumer
+        monkeypatch.setattr(client, "poll", fails)
+        until(lambda: member.turn() or member._consumer not in (client, None), "another client")
+        member.commit({0: 0})
+        until(lambda: not member._read, "its offset is kept")
+        member.close()
 
 
 @pytest.fixture

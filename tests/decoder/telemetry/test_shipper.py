@@ -85,6 +85,8 @@ class Producer:
         self, topic: str, *, value: bytes, on_delivery: Any, partition: int = 0, **rest: Any
     ) -> None:
         answer = next(self.answers, "")
+        if answer == "full":
+            raise BufferError("Local: Queue full")
         if partition >= self.partitions:
             answer = "gone"
         elif topic == DRAFTS.name and answer in ("", "lost"):
@@ -118,7 +120,7 @@ def beside(ring: Ring, producer: Any, shedding: Shedding | None = None) -> Shipp
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.sampled_from(["", "", *(set(ERRORS) - {"gone"})]), max_size=40),
+    st.lists(st.sampled_from(["", "", "full", *(set(ERRORS) - {"gone"})]), max_size=40),
     st.lists(st.integers(1, 600), min_size=1, max_size=4),
     st.integers(1, 4),
     st.lists(st.integers(0, 30), max_size=6),

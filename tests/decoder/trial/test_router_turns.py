@@ -130,6 +130,28 @@ def test_a_side_that_raises_costs_its_block_and_plays_no_more(
     assert (turns.failed, turns.playing, {*turns.sums}) == ({TRIAL: 1}, "", {"outside"})
 
 
+def test_a_step_that_is_chosen_again_is_counted_once() -> None:
+    def rule(policy: Policy, *arguments: Any, **more: Any) -> Chosen:
+        if policy.role == TRIAL:
+            raise RuntimeError("spoilt")
+        return choose(policy, *arguments, **more)
+
+    held = {TRIAL: replace(random_policy(), role=TRIAL, share=0.5)}
+    router = playing((), 0.0, held, choice=rule)
+    router.start("r", np.array([1, 2, 3], np.int32), RequestOptions(500, 4096))
+    router.observe([Committed("r", [4], 0)], 3)
+    assert router.turns is not None and router.pause is not None
+    steps = 0
+    while not router.turns.failed:
+        router.pause.awake = False
+        router.choose(["r"])
+        router.observe([Committed("r", [4], 0)], 1)
+        steps += 1
+    router.close()
+    counted = router.counters.asleep, len(router.kept.every), len(router.counters.choose_us)
+    assert counted == (steps, steps, steps)
+
+
 def test_a_pause_is_in_nobody_s_time() -> None:
     router = playing(names=(PLAIN,))
     router.start("r", np.array([1, 2, 3], np.int32), RequestOptions(50, 100))
