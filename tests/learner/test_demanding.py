@@ -25,7 +25,7 @@ from decoder.contracts.topics import DRAFTS
 from decoder.kafka.clients import AWAY, close, fetch, open_admin, open_consumer, open_producer
 from decoder.kafka.sender import open_sender
 from decoder.kafka.tokens import Tokens
-from learner.declared import declare, read
+from learner.topics import declare, read
 from tests.demanding import Demands, demanding
 from tests.learner.conftest import Broker
 from tests.learner.test_topics import set_as
