@@ -111,13 +111,12 @@ class Lately(Sequences):
 
 
 def runs_of(told: Iterable[Sequence[Any]]) -> list[tuple[str, int, int, int]]:
-    """What :meth:`Sequences.known` told, read again; of before there were runs, the number that was
-    expected next.
+    """What :meth:`Sequences.known` told, read again.
 
     Raises:
-        ValueError, TypeError, IndexError: it is something else.
+        ValueError, TypeError: it is something else.
     """
     return [
-        (str(life), int(partition), int(run[0]) if run[1:] else 0, int(run[-1]))
-        for life, partition, *run in told
+        (str(life), int(partition), int(first), int(behind))
+        for life, partition, first, behind in told
     ]

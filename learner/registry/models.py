@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from decoder.contracts.errors import RegistryError
-from learner.registry import lineage
+from learner.registry import runs
 from learner.registry.connection import Connection
 from learner.registry.standing import SCOPE_TAG
 
@@ -68,7 +68,7 @@ class Models:
             name = self.name_for(scope, tags)
             served = {key: tags[key] for key in ("target", "drafter") if key in tags}
             self._connection.client.create_registered_model(
-                name, {SCOPE_TAG: scope, **served}, lineage.model_description(scope, served)
+                name, {SCOPE_TAG: scope, **served}, runs.model_description(scope, served)
             )
             self._names[scope] = name
         return name

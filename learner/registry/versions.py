@@ -18,7 +18,7 @@ from typing import Any, Final
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
 from decoder.policy.probes import from_bytes, to_bytes
-from learner.registry import fence, lineage, loadable, moves, runs
+from learner.registry import moves, runs
 from learner.registry.connection import Connection
 from learner.registry.models import Models
 from learner.registry.standing import (
@@ -32,7 +32,7 @@ from learner.registry.standing import (
 from learner.settings import LearnerSettings
 
 MODEL_PREFIX: Final = "hvd-payoff-"
-ARTIFACT: Final = loadable.BUNDLE
+ARTIFACT: Final = runs.BUNDLE
 DIGEST_TAG: Final = "digest"
 
 
@@ -83,7 +83,7 @@ class Registry:
 
         Args:
             tags: of run and version; ``target`` and ``drafter`` name the registered model, too.
-            window: what the policy was trained on, as :mod:`learner.registry.lineage` has it.
+            window: what the policy was trained on, as :mod:`learner.registry.runs` has it.
 
         Returns:
             The version; :meth:`load` stamps it into the policy, so that what a worker reports can
@@ -117,7 +117,7 @@ class Registry:
                         DIGEST_TAG: digest,
                         LOGGED_TAG: logged.model_id,
                     },
-                    description=lineage.description(policy, params, tags, window),
+                    description=runs.description(policy, params, tags, window),
                     model_id=logged.model_id,
                 )
                 number = int(version.version)
@@ -140,11 +140,11 @@ class Registry:
         """
         with self._reaching(f"move {alias} to version {version}" if version else f"end {alias}"):
             name = self._models.known(scope)
-            was = fence.look(self._client, name, alias).named
+            was = moves.look(self._client, name, alias).named
             move = moves.Move(datetime.now(UTC), alias, was, version, by, why)
             key = self._keep(name, move)
             try:
-                fence.write(self._client, name, alias, version)
+                moves.write(self._client, name, alias, version)
             except Exception:
                 self._client.delete_registered_model_tag(name, key)
                 raise
@@ -153,14 +153,14 @@ class Registry:
         self, scope: str, alias: str, over: int | None, to: int | None, by: str, why: str
     ) -> int | None:
         """As :meth:`move`, of a learner: from ``over`` to ``to``, unless somebody else moves it
-        meanwhile. As :mod:`learner.registry.fence` does it.
+        meanwhile. As :mod:`learner.registry.moves` does it.
 
         Returns:
             What the alias names then: ``to``, or what somebody else let it name.
         """
         with self._reaching(f"move {alias} to version {to}" if to else f"end {alias}"):
             name = self._models.known(scope)
-            stands = fence.move_over(self._client, name, alias, over, to, by)
+            stands = moves.move_over(self._client, name, alias, over, to, by)
             if stands == to:
                 self._keep(name, moves.Move(datetime.now(UTC), alias, over, to, by, why))
             return stands

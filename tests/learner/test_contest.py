@@ -11,13 +11,12 @@ import pytest
 from decoder.contracts.bundle import MAX_DRAFT, frequency_policy
 from learner.clusters import Cluster
 from learner.contest import AGES, FIRST, SEATS, VOTES, Contest, Contestant, mark
-from learner.gate import verdict_of
 from learner.measured import NOMINAL, measure
 from learner.registrations import registration_of
 from learner.rows import from_events
 from learner.scope import Candidate, Scope
 from learner.settings import LearnerSettings
-from learner.tune import LEAST_RATE
+from learner.tune import LEAST_RATE, verdict_of
 from tests.learner.traffic import Traffic, learned
 
 ROWS = from_events(Traffic(seed=4).events(30))

@@ -15,8 +15,8 @@ from decoder.contracts.events import LIMITS, Source, encode_batch, encode_lesson
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import first_policy
-from learner.dead_letters import DeadLetters
 from learner.lessons import Intake, lessons_of
+from learner.publish import DeadLetters
 from learner.rows import COLUMNS
 from learner.scope import Scope
 from learner.sequences import Lately, runs_of

@@ -20,9 +20,8 @@ import pytest
 
 from decoder.contracts.errors import RegistryError
 from learner import registrar
-from learner.moves import Move, Moved, carry_out
 from learner.registrar import Registrar
-from learner.registrations import Registration
+from learner.registrations import Move, Moved, Registration, carry_out
 from learner.registry import Registry, digest_of
 from pipelines.machine import free_port
 from pipelines.stack import processes

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import RegistryError
 from learner import registrar
-from learner.moves import Move, Moved, carry_out
 from learner.registrar import Registrar
-from learner.registrations import Loaded, Registration, Rules, Seen, Settled
+from learner.registrations import Move, Moved, Registration, Rules, Settled, carry_out
 from learner.registry import ARTIFACT, Registry, digest_of
 from tests.conftest import random_policy, until
 from tests.learner.stage import client_of
@@ -43,7 +43,7 @@ def answers_until(desk: Registrar, done: Callable[[list[object]], bool]) -> list
     found: list[object] = []
 
     def answered() -> bool:
-        found.extend(a for a in desk.answers() if not isinstance(a, Seen))
+        found.extend(a for a in desk.answers() if not isinstance(a, dict))
         return done(found)
 
     until(answered)
@@ -59,8 +59,8 @@ def test_a_winner_waits_for_the_first_policy_and_follows_it(desk: Registrar) -> 
     assert (first.version, first.refusal, winner.version, winner.refusal) == (1, "", 2, "")
     desk.ask([("ab12", 2)])
     (loaded,) = answers_until(desk, bool)
-    assert isinstance(loaded, Loaded) and digest_of(loaded.policy) == digest_of(WINNER)
-    assert loaded.policy.version == 2 and not desk.waiting()
+    assert isinstance(loaded, Policy) and digest_of(loaded) == digest_of(WINNER)
+    assert loaded.version == 2 and not desk.waiting()
 
 
 def test_what_is_not_ours_waits(desk: Registrar) -> None:

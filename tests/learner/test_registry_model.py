@@ -19,7 +19,7 @@ from decoder.policy.first import first_policy
 from decoder.policy.probes import to_bytes
 from learner.registry import Registry, Standing
 from learner.registry.as_logged import read
-from learner.registry.lineage import code_version
+from learner.registry.runs import code_version
 from tests.conftest import random_policy
 from tests.learner.stage import client_of
 

@@ -14,10 +14,9 @@ import pytest
 from mlflow import MlflowClient
 
 from learner import registrar
-from learner.moves import Move, Moved, carry_out
 from learner.registrar import Registrar
-from learner.registrations import Registration, Seen, Settled
-from learner.registry import Registry, digest_of, fence
+from learner.registrations import Move, Moved, Registration, Settled, carry_out
+from learner.registry import Registry, digest_of, moves
 from learner.registry.runs import EXPERIMENT
 from tests.conftest import random_policy, until
 from tests.learner.stage import SERVED, WARNINGS, Stage, client_of
@@ -88,7 +87,7 @@ def test_what_is_in_force_stays_where_its_version_is_gone(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(fence, "UNDER_WAY", timedelta(0))  # it was promoted a moment ago
+    monkeypatch.setattr(moves, "UNDER_WAY", timedelta(0))  # it was promoted a moment ago
     learner = stage.learner("off")
 
     def serves() -> bool:
@@ -155,7 +154,7 @@ def test_a_version_that_is_none_of_ours_under_champion_is_told_and_serves_nothin
     time.sleep(0.3)
     told = [line for line in lines(caplog) if f"version {made.version}" in line]
     assert len(told) == 1 and "\n" not in told[0] and "what is served stays" in told[0]
-    assert not [a for a in desk.answers() if not isinstance(a, Seen)]
+    assert not [a for a in desk.answers() if not isinstance(a, dict)]
 
 
 def test_artefacts_that_cannot_be_written_or_read_are_one_sentence(

@@ -19,7 +19,7 @@ from decoder.telemetry.handover import Handover
 from decoder.trial.block import Account
 from decoder.trial.sides import Side
 from decoder.trial.turns import Played, Turns
-from learner.dead_letters import DeadLetters
+from learner.publish import DeadLetters
 from learner.intake import Relay
 from learner.lease import Lease
 from learner.publish import PolicyPublisher, StatusProducer
