@@ -16,13 +16,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.signature import signed
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import DEAD, DRAFTS, POLICY, STATUS, Topic, policy_key
-from decoder.kafka.clients import (
-    AWAY,
-    ONE_AT_A_TIME,
-    close,
-    open_brief_producer,
-    open_producer,
-)
+from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_brief_producer, open_producer
 from decoder.policy.probes import to_bytes
 from learner.published import Published
 from learner.source import Fetched

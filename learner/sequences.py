@@ -31,10 +31,7 @@ class Sequences:
     """
 
     def __init__(
-        self,
-        known: Iterable[tuple[str, int, int, int]] = (),
-        missing: int = 0,
-        duplicates: int = 0,
+        self, known: Iterable[tuple[str, int, int, int]] = (), missing: int = 0, duplicates: int = 0
     ) -> None:
         """Go on from ``known``: life, partition, and a run of numbers that came."""
         self._came: OrderedDict[str, dict[int, list[Run]]] = OrderedDict()
@@ -85,10 +82,7 @@ class Lately(Sequences):
     newest ``LATELY`` that came are remembered one by one. ``missing`` stays as it is."""
 
     def __init__(
-        self,
-        known: Iterable[tuple[str, int, int, int]] = (),
-        missing: int = 0,
-        duplicates: int = 0,
+        self, known: Iterable[tuple[str, int, int, int]] = (), missing: int = 0, duplicates: int = 0
     ) -> None:
         """Go on from ``known``: life, partition, number, and the next number."""
         super().__init__((), missing, duplicates)

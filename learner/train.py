@@ -85,11 +85,7 @@ def normaliser(features: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def start(
-    kind: Kind,
-    mean: FloatArray,
-    std: FloatArray,
-    layers: Layers = (),
-    rate: float = QUICK,
+    kind: Kind, mean: FloatArray, std: FloatArray, layers: Layers = (), rate: float = QUICK
 ) -> Trainer:
     """A trainer that continues from ``layers`` ([in, out] weights), or begins at random.
 

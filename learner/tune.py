@@ -11,12 +11,7 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.bundle import Policy
-from decoder.policy.estimate import (
-    decide_each,
-    estimate,
-    estimate_alike,
-    predict,
-)
+from decoder.policy.estimate import decide_each, estimate, estimate_alike, predict
 from decoder.policy.pricing import part_of
 from decoder.policy.rule import CACHE, NONE, Choice
 from learner.losses import residuals

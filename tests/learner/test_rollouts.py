@@ -30,14 +30,7 @@ from tests.learner.stage import (
     won,
     work,
 )
-from tests.learner.stream import (
-    SCOPE,
-    consume,
-    last_status,
-    produce,
-    step_until,
-    stop,
-)
+from tests.learner.stream import SCOPE, consume, last_status, produce, step_until, stop
 
 pytestmark = WARNINGS
 

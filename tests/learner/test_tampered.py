@@ -82,10 +82,7 @@ GONE: dict[str, Callable[[Stage, MlflowClient, str], object]] = {
 
 @pytest.mark.parametrize("gone", GONE)
 def test_what_is_in_force_stays_where_its_version_is_gone(
-    stage: Stage,
-    gone: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    stage: Stage, gone: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(moves, "UNDER_WAY", timedelta(0))  # it was promoted a moment ago
     learner = stage.learner("off")

@@ -15,13 +15,7 @@ from decoder.contracts.bundle import BUCKET_OF, BUCKETS, Kind
 from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import train
-from learner.losses import (
-    faced,
-    payoff_loss,
-    residuals,
-    survival_likelihood,
-    survival_loss,
-)
+from learner.losses import faced, payoff_loss, residuals, survival_likelihood, survival_loss
 from learner.rows import Rows, from_events, joined
 from tests.learner.traffic import Traffic
 
