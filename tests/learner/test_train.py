@@ -13,7 +13,6 @@ from torch.nn.functional import logsigmoid
 
 from decoder.contracts.bundle import BUCKET_OF, BUCKETS, Kind
 from decoder.policy.estimate import predict
-from decoder.policy.probes import from_bytes, to_bytes
 from learner import train
 from learner.losses import faced, payoff_loss, residuals, survival_likelihood, survival_loss
 from learner.rows import Rows, from_events, joined
@@ -152,14 +151,6 @@ def test_networks_abreast_learn_as_each_would_by_itself(kind: Kind) -> None:
         assert np.abs(one.weights - other.weights).max() < 1e-6
         assert np.allclose(train.outputs_of(one, ROWS.features), said, atol=1e-4)
         assert one.updates == other.updates
-
-
-def test_survival_training_tells_long_drafts_from_short_ones() -> None:
-    policy = train.export(trained("survival", epochs=20), "s", 6.0, ROWS.features)
-    expected = predict(from_bytes(to_bytes(policy), "s"), ROWS.features)
-    whole = (ROWS.accepted == ROWS.draft_len) & (ROWS.draft_len >= 6)
-    assert expected[whole].mean() > 3 * expected[ROWS.accepted <= 1].mean()
-    assert (expected <= ROWS.draft_len).all() and (expected >= 0).all()
 
 
 def naive_cache(logits: np.ndarray, length: int, accepted: int, censored: bool) -> float:
