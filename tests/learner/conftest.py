@@ -66,8 +66,8 @@ class Broker:
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registries are followed closely."""
-    monkeypatch.setattr(registrar, "FOLLOW_SECONDS", 0.1)
-    monkeypatch.setattr(registrar, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(registrar, "FOLLOW_SECONDS", 0.3)
+    monkeypatch.setattr(registrar, "RETRY_SECONDS", 0.5)
     monkeypatch.setattr(loop, "FOLLOW_SECONDS", 0.2)
 
 
