@@ -27,11 +27,10 @@ from decoder.contracts.topics import DRAFTS, LESSONS
 from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
 from learner import topics
 from learner.__main__ import main
-from learner.dead_letters import DeadLetters
 from learner.group import Group
 from learner.lessons import Intake, Lessons
 from learner.page import Vitals, serving
-from learner.publish import StatusProducer
+from learner.publish import DeadLetters, StatusProducer
 from learner.sequences import Sequences
 from learner.settings import LearnerSettings
 from learner.shares import Shares

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from decoder.complaints import Complaints
 from decoder.contracts.errors import EventRefused, SchemaUnknown
 from decoder.contracts.events import LIMITS, EventBatch, decode_batch
-from learner.dead_letters import DeadLetters
+from learner.publish import DeadLetters
 from learner.rows import Rows, from_batch, taught_by
 from learner.sequences import Sequences
 from learner.source import EventSource, Fetched

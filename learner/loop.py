@@ -17,30 +17,21 @@ from collections.abc import Mapping
 from typing import Final
 
 from decoder.complaints import Complaints
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import LESSONS
 from decoder.kafka.clients import AWAY
 from learner import state, topics
-from learner.dead_letters import DeadLetters
 from learner.group import Group
 from learner.home import holder_of, occupied
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.lessons import Intake, Lessons
-from learner.moves import Moved
 from learner.page import Vitals, serving
-from learner.publish import PolicyPublisher, StatusProducer
+from learner.publish import DeadLetters, PolicyPublisher, StatusProducer
 from learner.registrar import Registrar
-from learner.registrations import (
-    KEPT,
-    Loaded,
-    Registration,
-    Rules,
-    Seen,
-    Settled,
-    registration_of,
-)
+from learner.registrations import KEPT, Answer, Moved, Registration, Rules, registration_of
 from learner.registry import Registry, Standing
 from learner.rollouts import Rollouts
 from learner.scope import Scope
@@ -226,12 +217,12 @@ class Learner:
     def _busy(self, scope: str) -> bool:
         return self.rollouts.busy(scope)
 
-    def _take(self, answer: Settled | Seen | Loaded | Moved) -> None:
-        if isinstance(answer, Seen):
-            self.standings, self._seen = answer.standings, True
+    def _take(self, answer: Answer) -> None:
+        if isinstance(answer, dict):
+            self.standings, self._seen = answer, True
             self._follow_at = 0.0
-        elif isinstance(answer, Loaded):
-            self.rollouts.serve(answer.policy)
+        elif isinstance(answer, Policy):
+            self.rollouts.serve(answer)
             self._serve(answer)
         elif isinstance(answer, Moved):
             if answer.standing is not None:  # what was seen before it is not what stands now
@@ -271,9 +262,8 @@ class Learner:
                 tags = {"origin": origin, **(scope.served if scope else {})}
                 self.registrar.hand(Registration(policy, tags=tags))
 
-    def _serve(self, loaded: Loaded) -> None:
+    def _serve(self, policy: Policy) -> None:
         """Publish a policy, if the topic lacks it and the scope is ours; then judge against it."""
-        policy = loaded.policy
         name = policy.scope
         standing = self.standings.get(name)
         if standing is None or standing.served != policy.version:

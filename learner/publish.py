@@ -1,4 +1,4 @@
-"""Policy bundles and the learner's own status, to Kafka."""
+"""Policy bundles, the learner's own status, and records that it refused, to Kafka."""
 
 from __future__ import annotations
 
@@ -11,20 +11,15 @@ from typing import Any, Final
 from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
 from decoder.contracts.bundle import MAX_BUNDLE_BYTES, NUMBERS_A_TERM, Policy
-from decoder.contracts.errors import BrokerError
+from decoder.contracts.errors import BrokerError, EventRefused
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.signature import signed
 from decoder.contracts.status import LearnerStatus
-from decoder.contracts.topics import POLICY, STATUS, Topic, policy_key
-from decoder.kafka.clients import (
-    AWAY,
-    ONE_AT_A_TIME,
-    close,
-    open_brief_producer,
-    open_producer,
-)
+from decoder.contracts.topics import DEAD, DRAFTS, POLICY, STATUS, Topic, policy_key
+from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_brief_producer, open_producer
 from decoder.policy.probes import to_bytes
 from learner.published import Published
+from learner.source import Fetched
 
 log = logging.getLogger(__name__)
 
@@ -156,3 +151,43 @@ class StatusProducer(BriefProducer):
     def send(self, status: LearnerStatus) -> None:
         """Hand ``status`` to the client, or count it as failed."""
         self.put(STATUS, status.model_dump_json().encode(), status.process.encode(), STATUS.headers)
+
+
+LOGGED: Final = 100
+"""Refusals that a process says in its log; the rest are counted, and lie on the topic."""
+
+
+def headers_of(
+    record: Fetched, error: EventRefused, topic: Topic = DRAFTS
+) -> list[tuple[str, bytes]]:
+    """Why ``record`` was refused and where it lay, under Kafka Streams' names."""
+    told = {
+        "exception": type(error).__name__,
+        "message": str(error),
+        "topic": topic.name,
+        "partition": record.partition,
+        "offset": record.offset,
+    }
+    errors = [(f"__streams.errors.{name}", str(value).encode()) for name, value in told.items()]
+    return [*DEAD.headers, *errors]
+
+
+class DeadLetters(BriefProducer):
+    """Sends refused records as they came, with why and from where. Those that no broker took
+    ``topic`` still holds.
+
+    The headers are those of Kafka Streams' dead-letter queues (KIP-1034), so that what reads those
+    reads these; a stack trace is left out, since a refusal has none worth reading.
+    """
+
+    def __init__(self, kafka: KafkaSettings, topic: Topic = DRAFTS) -> None:
+        super().__init__(kafka, "dead-letters")
+        self._topic = topic
+        self._said = 0
+
+    def send(self, record: Fetched, error: EventRefused) -> None:
+        """Hand ``record`` to the client, or count it as failed."""
+        if self._said < LOGGED:
+            self._said += 1
+            log.warning("record %d/%d refused: %s", record.partition, record.offset, error)
+        self.put(DEAD, record.value, record.key, headers_of(record, error, self._topic))

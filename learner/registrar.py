@@ -17,16 +17,18 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from decoder.contracts.errors import PolicyRefused, RegistryError
-from learner.moves import LOST, Move, Moved, carry_out, person_s_word
 from learner.registrations import (
     KEPT,
+    LOST,
     ROLLED_BACK,
     Answer,
-    Loaded,
+    Move,
+    Moved,
     Registration,
     Rules,
-    Seen,
     Settled,
+    carry_out,
+    person_s_word,
 )
 from learner.registry import Registry, Standing, digest_of
 from learner.registry.moves import last_of
@@ -163,7 +165,7 @@ class Registrar:
         for registration in ours:
             if not self._stopping.is_set():
                 self._try(registration, standings)
-        self._answers.put(Seen(self._registry.standings() if ours else standings))
+        self._answers.put(self._registry.standings() if ours else standings)
         for scope, version in asked:
             if self._stopping.is_set():
                 return
@@ -276,7 +278,7 @@ class Registrar:
         log.info(
             "scope %s: %s %s", scope, what, f"left to a person: {refusal}" if refusal else word
         )
-        return Settled(registration, version, refusal)
+        return Settled(version, refusal)
 
     def _put_on_trial(self, registration: Registration, version: int, standing: Standing) -> str:
         """Let alias trial name it, unless it was compared with this champion a while ago: the
@@ -337,7 +339,7 @@ class Registrar:
         self._unusable.discard((scope, version))
         with self._lock:
             self._asked.discard((scope, version))
-        self._answers.put(Loaded(policy))
+        self._answers.put(policy)
 
     def _complain(self, error: RegistryError) -> None:
         if not self.away_since:

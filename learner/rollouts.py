@@ -23,10 +23,9 @@ from decoder.contracts.trials import decode_round
 from decoder.trial.effect import UNKNOWN
 from learner.comparison import SHARE, Comparison, Outcome
 from learner.lease import MARGIN_SECONDS, Lease
-from learner.moves import LOST, Move, Moved
 from learner.publish import PolicyPublisher
 from learner.registrar import Registrar
-from learner.registrations import ROLLED_BACK
+from learner.registrations import LOST, ROLLED_BACK, Move, Moved
 from learner.registry import Standing
 from learner.rollout import Rollout
 from learner.scopes import beginning

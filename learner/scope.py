@@ -22,13 +22,12 @@ from learner.checkpoint import under, within
 from learner.clusters import LONG, Clusters
 from learner.contest import FIRST, SEATS, Contest, Contestant, mark
 from learner.drift import STREAMS, Alarm, Detector, beyond
-from learner.gate import Verdict, error_of, verdict_of
 from learner.learners import NAMES, QUICK, Learners
 from learner.losses import faced
 from learner.measured import NOMINAL, Costs, measure
 from learner.rows import COLUMNS, Rows, empty, joined
 from learner.settings import LearnerSettings
-from learner.tune import tuned
+from learner.tune import Verdict, error_of, tuned, verdict_of
 
 BLOCK: Final = 64
 EVIDENCE: Final = 2 * SEATS

@@ -43,8 +43,8 @@ class Entry:
 
     @classmethod
     def told(cls, said: Mapping[str, Any]) -> Entry:
-        """Read again. Of before there were files of rows, they are in the scope's own."""
-        rows = [(str(file), int(first), int(last)) for file, first, last in said.get("rows", ())]
+        """Read again."""
+        rows = [(str(file), int(first), int(last)) for file, first, last in said["rows"]]
         return cls(str(said["file"]), int(said["events"]), tuple(rows))
 
     @property

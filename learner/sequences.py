@@ -31,10 +31,7 @@ class Sequences:
     """
 
     def __init__(
-        self,
-        known: Iterable[tuple[str, int, int, int]] = (),
-        missing: int = 0,
-        duplicates: int = 0,
+        self, known: Iterable[tuple[str, int, int, int]] = (), missing: int = 0, duplicates: int = 0
     ) -> None:
         """Go on from ``known``: life, partition, and a run of numbers that came."""
         self._came: OrderedDict[str, dict[int, list[Run]]] = OrderedDict()
@@ -85,10 +82,7 @@ class Lately(Sequences):
     newest ``LATELY`` that came are remembered one by one. ``missing`` stays as it is."""
 
     def __init__(
-        self,
-        known: Iterable[tuple[str, int, int, int]] = (),
-        missing: int = 0,
-        duplicates: int = 0,
+        self, known: Iterable[tuple[str, int, int, int]] = (), missing: int = 0, duplicates: int = 0
     ) -> None:
         """Go on from ``known``: life, partition, number, and the next number."""
         super().__init__((), missing, duplicates)
@@ -111,13 +105,12 @@ class Lately(Sequences):
 
 
 def runs_of(told: Iterable[Sequence[Any]]) -> list[tuple[str, int, int, int]]:
-    """What :meth:`Sequences.known` told, read again; of before there were runs, the number that was
-    expected next.
+    """What :meth:`Sequences.known` told, read again.
 
     Raises:
-        ValueError, TypeError, IndexError: it is something else.
+        ValueError, TypeError: it is something else.
     """
     return [
-        (str(life), int(partition), int(run[0]) if run[1:] else 0, int(run[-1]))
-        for life, partition, *run in told
+        (str(life), int(partition), int(first), int(behind))
+        for life, partition, first, behind in told
     ]

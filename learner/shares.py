@@ -8,7 +8,7 @@ as much comes. The learner that holds a scope decides and says so in its status;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 WINDOW_SECONDS: Final = 10.0
@@ -18,24 +18,15 @@ SLACK: Final = 4.0
 LEAST: Final = 2.0**-30
 
 
-class Shares(Mapping[str, float]):
+class Shares(dict[str, float]):
     """Shares below one by scope: at most ``per_second`` drafts are learned from, about."""
 
     def __init__(self, per_second: float, shares: Mapping[str, float] = {}) -> None:
+        super().__init__(shares)
         self._per_second = per_second
-        self._shares = dict(shares)
         self._came: Counter[str] = Counter()
         self._since: float | None = None
         self._live, self._behind = False, 0
-
-    def __getitem__(self, scope: str) -> float:
-        return self._shares[scope]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shares)
-
-    def __len__(self) -> int:
-        return len(self._shares)
 
     def count(self, scope: str, drafts: int) -> None:
         """So many have come that could be learned from. Mutates."""
@@ -55,8 +46,8 @@ class Shares(Mapping[str, float]):
         if 0.0 <= seconds < WINDOW_SECONDS and live == self._live:
             return
         told = seconds >= 0.0 and live == self._live and (live or behind >= self._behind > 0)
-        for scope in {*self._came, *self._shares} if told else ():
-            share = self._shares.get(scope, 1.0)
+        for scope in {*self._came, *self} if told else ():
+            share = self.get(scope, 1.0)
             wanted = self._came[scope] / seconds * share
             if not holds(scope):
                 continue
@@ -75,6 +66,6 @@ class Shares(Mapping[str, float]):
 
     def _set(self, scope: str, share: float) -> None:
         if share < 1.0:
-            self._shares[scope] = share
+            self[scope] = share
         else:
-            self._shares.pop(scope, None)
+            self.pop(scope, None)

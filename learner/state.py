@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.contracts.errors import ContractError
-from decoder.contracts.topics import DRAFTS, LESSONS
+from decoder.contracts.topics import LESSONS
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint
 from learner.registrations import Registration
@@ -105,13 +105,13 @@ def resumed(settings: LearnerSettings) -> State:
         log.info("no checkpoint at %s: starting anew", settings.checkpoint_path)
         return fresh
     arrays, numbers = loaded
-    if numbers.get("topic", DRAFTS.name) != settings.topic.name:
+    if numbers["topic"] != settings.topic.name:
         log.warning("the checkpoint is of another topic than %s: anew", settings.topic.name)
         return fresh
     try:
         entries = [(str(name), Entry.told(entry)) for name, entry in numbers["scopes"]]
         return State(
-            Scopes(settings, entries, int(numbers["serial"]), _lost(numbers.get("lost", {}))),
+            Scopes(settings, entries, int(numbers["serial"]), _lost(numbers["lost"])),
             {int(p): int(offset) for p, offset in numbers["offsets"].items()},
             int(numbers["skipped"]),
             known(
@@ -121,14 +121,13 @@ def resumed(settings: LearnerSettings) -> State:
             int(numbers["repeated"]),
             int(numbers["faults"]),
             _waiting(arrays, numbers["waiting"]),
-            # absent from checkpoints of before it was kept
-            {key.encode(): int(n) for key, n in numbers.get("published", {}).items()},
-            _rollouts(arrays, numbers.get("rollouts", {})),
-            {int(p): int(offset) for p, offset in numbers.get("round_offsets", {}).items()},
-            Sequences(runs_of(numbers.get("round_sequences", []))),
-            _marks(numbers.get("marks", [])),
-            _marks(numbers.get("round_marks", [])),
-            {str(scope): float(share) for scope, share in numbers.get("shares", {}).items()},
+            {key.encode(): int(n) for key, n in numbers["published"].items()},
+            _rollouts(arrays, numbers["rollouts"]),
+            {int(p): int(offset) for p, offset in numbers["round_offsets"].items()},
+            Sequences(runs_of(numbers["round_sequences"])),
+            _marks(numbers["marks"]),
+            _marks(numbers["round_marks"]),
+            {str(scope): float(share) for scope, share in numbers["shares"].items()},
         )
     except _UNREADABLE as error:
         log.error("checkpoint is not of this version (%s): starting anew", error)

@@ -2,26 +2,37 @@
 
 A draft topic that is compacted keeps one record a worker; a policy topic that is not forgets the
 champion. Both work until a worker starts and finds nothing.
+
+``python -m learner.topics FILE``: the topics as a file says, on whatever broker there is. The
+learner makes what is missing by itself, with one partition and the broker's own retention. Whoever
+runs a fleet declares more than that, and lets no learner make topics. The file has a table a topic:
+``partitions``, ``replicas`` (-1: the broker's default), and ``config`` in Kafka's words.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
-from collections.abc import Mapping
-from typing import Any, Final
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlreadyExistsError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from decoder.contracts.errors import BrokerError
+from decoder.contracts.errors import BrokerError, HvdError, SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, TOPICS, Topic
-from decoder.kafka.clients import AWAY, listens, open_admin
+from decoder.kafka.clients import AWAY, close, listens, open_admin
 
 log = logging.getLogger(__name__)
 
 REQUEST_MS: Final = 5_000
+DECLARE_MS: Final = 30_000
 RETRY_SECONDS: Final = 2.0
 CLEANUP: Final = "cleanup.policy"
 RETENTION: Final = "retention.ms"
@@ -39,6 +50,16 @@ class BrokerAway(BrokerError):
     """Nobody answers there yet, or a broker that is not ready."""
 
 
+class Declared(BaseModel):
+    """One topic; what is not named is the broker's own choice."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    partitions: Annotated[int, Field(ge=1, le=10_000)] = 1
+    replicas: Annotated[int, Field(ge=-1, le=1_000)] = -1
+    config: dict[str, str] = Field(default_factory=dict)
+
+
 def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) -> None:
     """Create the topics that are missing, and mend the clean-up of those that have another.
 
@@ -52,28 +73,15 @@ def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) ->
         BrokerAway: the broker cannot be reached, or says what passes: to ask again may help.
         BrokerError: it refuses; with the command that would do it.
     """
-    if not listens(kafka):
-        raise BrokerAway(
-            f"no broker at {kafka.bootstrap_servers}. Is Kafka running, and does "
-            "HVD_KAFKA_BOOTSTRAP_SERVERS name it?"
-        )
-    try:
-        admin = open_admin(kafka, "topics", REQUEST_MS)
-    except AWAY as error:
-        raise BrokerAway(f"no broker at {kafka.bootstrap_servers} ({error})") from error
-    try:
+    with _admin(kafka, REQUEST_MS) as admin:
         there = set(admin.list_topics())
         for topic in TOPICS:
             if topic.name not in there:
-                _create(admin, topic, COMPACTED_SEGMENT if topic.compacted else limits or {})
+                more = COMPACTED_SEGMENT if topic.compacted else limits or {}
+                _create(admin, topic.name, Declared(config={CLEANUP: topic.cleanup, **more}))
         told = settings_of(admin)
         for topic in TOPICS:
             _mend(admin, kafka, topic, told.get(topic.name, {}))
-    except AWAY as error:
-        kind, what = (BrokerAway, "does not yet") if _passes(error) else (BrokerError, "cannot")
-        raise kind(f"Kafka at {kafka.bootstrap_servers} {what} hold the topics: {error}") from error
-    finally:
-        admin.close()
 
 
 def wait_until_right(kafka: KafkaSettings, stop: threading.Event) -> None:
@@ -91,6 +99,93 @@ def wait_until_right(kafka: KafkaSettings, stop: threading.Event) -> None:
             stop.wait(RETRY_SECONDS)
 
 
+def read(path: Path) -> dict[str, Declared]:
+    """What ``path`` declares, by topic.
+
+    Raises:
+        SettingsError: it cannot be read, leaves a topic out, names another, cleans one up in a
+            way that would lose what the project needs, or says an age that Kafka would not keep to.
+    """
+    try:
+        told = TypeAdapter(dict[str, Declared]).validate_python(tomllib.loads(path.read_text()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"{path} is wrong at {where}: {first['msg']}.") from error
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path} declares no topics: {error}.") from error
+    if told.keys() != (names := {topic.name for topic in TOPICS}):
+        wrong = ", ".join(sorted(told.keys() ^ names))
+        raise SettingsError(f"{path} must declare our topics, each once: look at {wrong}.")
+    for topic in TOPICS:
+        cleanup = told[topic.name].config.get(CLEANUP)
+        if cleanup != topic.cleanup:
+            raise SettingsError(f"{path}: {CLEANUP} of {topic.name} must be {topic.cleanup!r}.")
+        if topic.compacted and told[topic.name].partitions != 1:
+            raise SettingsError(f"{path}: {topic.name} has one order, so one partition.")
+        _check_age(path, topic.name, told[topic.name].config)
+    return told
+
+
+def _check_age(path: Path, name: str, config: Mapping[str, str]) -> None:
+    try:
+        kept, segment = (int(config.get(key, SEGMENT_MS)) for key in (RETENTION, SEGMENT))
+    except ValueError as error:
+        raise SettingsError(f"{path}: {RETENTION} and {SEGMENT} of {name}: {error}.") from error
+    if 0 < kept < segment:
+        raise SettingsError(
+            f"{path}: {name} is to keep records for {kept} ms, but Kafka deletes no segment that "
+            f"it still writes, and begins another only after {SEGMENT}={segment}: declare "
+            f"{SEGMENT} of {kept} at most."
+        )
+
+
+def declare(kafka: KafkaSettings, topics: Mapping[str, Declared]) -> None:
+    """Make what is missing; give what is there the partitions and settings declared.
+
+    Partitions are never taken away, since Kafka cannot, and replicas of what is there are left to
+    the tools that move them.
+
+    Raises:
+        BrokerError: the broker is away, or refuses.
+    """
+    with _admin(kafka, DECLARE_MS) as admin:
+        there = topics.keys() & set(admin.list_topics())
+        for name in topics.keys() - there:
+            _create(admin, name, topics[name])
+        # asked for none, a broker describes all
+        for told in admin.describe_topics(sorted(there)) if there else ():
+            name, has = told["name"], len(told["partitions"])
+            if has < topics[name].partitions:
+                admin.create_partitions({name: topics[name].partitions})
+                log.info("%s: %d partitions, had %d", name, topics[name].partitions, has)
+            elif has > topics[name].partitions:
+                log.warning("%s has %d partitions, more than declared: left alone", name, has)
+            config = topics[name].config
+            resource = ConfigResource(ConfigResourceType.TOPIC, name, config)
+            admin.alter_configs([resource], raise_on_unknown=False)
+
+
+@contextmanager
+def _admin(kafka: KafkaSettings, patience_ms: int) -> Iterator[Any]:
+    """A client, and what it raises as one of our errors."""
+    if not listens(kafka):
+        raise BrokerAway(
+            f"no broker at {kafka.bootstrap_servers}. Is Kafka running, and does "
+            "HVD_KAFKA_BOOTSTRAP_SERVERS name it?"
+        )
+    admin: Any = None
+    try:
+        admin = open_admin(kafka, "topics", patience_ms)
+        yield admin
+    except AWAY as error:
+        away = admin is None or _passes(error)
+        kind, what = (BrokerAway, "does not yet") if away else (BrokerError, "cannot")
+        raise kind(f"Kafka at {kafka.bootstrap_servers} {what} hold the topics: {error}") from error
+    finally:
+        close(admin)
+
+
 def _passes(error: Exception) -> bool:
     """Whether it is of a broker that starts, ends, or hands over its part: also too few of them for
     the replicas that are wanted."""
@@ -98,19 +193,19 @@ def _passes(error: Exception) -> bool:
     return passing or (isinstance(error, KafkaError) and bool(error.retriable))
 
 
-def _create(admin: Any, topic: Topic, limits: Mapping[str, str]) -> None:
-    new = NewTopic(topic.name, 1, -1, topic_configs={CLEANUP: topic.cleanup, **limits})
+def _create(admin: Any, name: str, topic: Declared) -> None:
+    new = NewTopic(name, topic.partitions, topic.replicas, topic_configs=topic.config)
     try:
         admin.create_topics([new])
-        log.info("made topic %s", topic.name)
+        log.info("made topic %s", name)
     except TopicAlreadyExistsError:
         pass  # another process was quicker
     except KafkaError as error:
         if _passes(error):
             raise
         raise BrokerError(
-            f"topic {topic.name} is missing and this process may not make it ({error}): "
-            f"kafka-topics.sh --create --topic {topic.name} --config {CLEANUP}={topic.cleanup}"
+            f"topic {name} is missing and this process may not make it ({error}): kafka-topics.sh "
+            f"--create --topic {name} --config {CLEANUP}={topic.config.get(CLEANUP)}"
         ) from error
 
 
@@ -171,3 +266,22 @@ def _set(admin: Any, kafka: KafkaSettings, topic: Topic, name: str, value: str) 
             f"--topic {topic.name} --add-config {name}={value}"
         )
     return ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0 once all is as declared, 2 for what a person has to mend."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("kafka").setLevel(logging.ERROR)
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m learner.topics FILE\n")
+        return 2
+    try:
+        declare(KafkaSettings.load(), read(Path(arguments[0])))
+    except HvdError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ networks this small an automatic one spends seven eighths of its time on calling
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ STEEPEST: Final = 10.0
 """Norm of a gradient that is followed as it is; a longer one is cut to it. One absurd feature would
 otherwise fill the memory of squares, and nothing be learned for the next thousand steps."""
 SEED: Final = 42
+BATCH: Final = 65_536
 MIN_STD: Final = 0.05
 """A feature that happened not to vary while the normaliser was fitted would otherwise enter the
 network in the thousands the first time it does. Features are tokens, log tokens, or shares."""
@@ -84,11 +85,7 @@ def normaliser(features: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def start(
-    kind: Kind,
-    mean: FloatArray,
-    std: FloatArray,
-    layers: Layers = (),
-    rate: float = QUICK,
+    kind: Kind, mean: FloatArray, std: FloatArray, layers: Layers = (), rate: float = QUICK
 ) -> Trainer:
     """A trainer that continues from ``layers`` ([in, out] weights), or begins at random.
 
@@ -163,30 +160,19 @@ def updates(trainer: Trainer, rows: Rows, batch: int) -> list[Floats]:
         return [_step(trainer, entering, Faced(*found)) for entering, *found in steps]
 
 
-def fit(
-    rows: Rows,
-    kind: Kind = "survival",
-    epochs: int = 20,
-    batch: int = 65_536,
-    report: Callable[[int, float], None] | None = None,
-) -> Trainer:
+def fit(rows: Rows, kind: Kind = "survival", epochs: int = 20) -> Trainer:
     """Train from scratch on labelled drafts, as the paper does (Table 10).
 
-    ``batch`` shrinks on small data so that an epoch still takes about fifty steps: twenty epochs of
+    Batches shrink on small data so that an epoch still takes about fifty steps: twenty epochs of
     one step each would leave the network where it began.
-
-    Args:
-        report: called after each epoch with its number from 0 and its mean loss.
     """
     n = len(rows)
-    size = min(batch, max(64, n // 50))
+    size = min(BATCH, max(64, n // 50))
     trainer = start(kind, *normaliser(rows.features))
     order = np.random.default_rng(SEED)
-    for epoch in range(epochs):
-        chunks = np.array_split(order.permutation(n), max(1, -(-n // size)))
-        losses = [update(trainer, rows.take(c)) for c in chunks]
-        if report is not None:
-            report(epoch, float(np.mean(losses)))
+    for _ in range(epochs):
+        for chunk in np.array_split(order.permutation(n), max(1, -(-n // size))):
+            update(trainer, rows.take(chunk))
     return trainer
 
 

@@ -7,12 +7,9 @@ takes two seconds.
 versions      a policy becomes a version, an alias moves, old versions are retired
 models        which registered model is a scope's, and what it is called
 standing      what the registry says of a scope and of a version
-runs          a candidate's run: figures, parameters, logged model
-lineage       what a version says of its making
-loadable      a version as ``mlflow.pyfunc.load_model`` takes it
+runs          a candidate's run: figures, parameters, and the model that it becomes
 as_logged     the code that is logged with it, numpy alone
-moves         who moved which alias, when, and why
-fence         a learner's move, which takes nothing of a person's back
+moves         who moved which alias, when, and why; a learner's takes nothing of a person's back
 connection    the client, and one kind of error
 ============  ======================================================================
 """

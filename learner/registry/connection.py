@@ -46,8 +46,10 @@ class Connection:
         self.tracking_uri = tracking_uri
         self.registry_uri = registry_uri or tracking_uri
         self._known: Any = None
-        # a request to a server; forgotten after any failure, in case somebody deleted one
-        self._experiments: dict[str, str] = {}
+        self.experiments: dict[str, str] = {}  # ids by name
+        self.models: dict[str, str] = {}  # names by scope
+        """What is a request each to find out; forgotten after any failure, in case somebody deleted
+        one."""
 
     @property
     def client(self) -> Any:
@@ -67,9 +69,9 @@ class Connection:
 
     def experiment(self, name: str) -> str:
         """The id of an experiment, which is made if it is new, and restored if it was deleted."""
-        if name not in self._experiments:
+        if name not in self.experiments:
             found = self.client.get_experiment_by_name(name)
-            self._experiments[name] = (
+            self.experiments[name] = (
                 self.client.create_experiment(name, artifact_location=self._artifacts(name))
                 if found is None
                 else found.experiment_id
@@ -80,7 +82,7 @@ class Connection:
                     "MLflow's experiment %s was deleted and is restored: nothing can be registered "
                     "without it; rename it, and another is made", name,
                 )  # fmt: skip
-        return self._experiments[name]
+        return self.experiments[name]
 
     def files(self, uri: str) -> Any:
         """MLflow's repository of the artefacts at ``uri``."""
@@ -93,10 +95,11 @@ class Connection:
         """Turn what mlflow, its database driver and its HTTP client raise into RegistryError."""
         try:
             yield
-        except RegistryError:
-            raise
         except Exception as error:  # sqlalchemy, requests and mlflow share no root
-            self._experiments.clear()
+            self.experiments.clear()
+            self.models.clear()
+            if isinstance(error, RegistryError):
+                raise
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             missing = (getattr(error, "name", None) or "").partition(".")[0]
             if isinstance(error, ImportError) and missing in _CLIENTS:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from decoder.contracts.errors import RegistryError
-from learner.registry import lineage
+from learner.registry import runs
 from learner.registry.connection import Connection
 from learner.registry.standing import SCOPE_TAG
 
@@ -28,12 +28,6 @@ class Models:
     def __init__(self, connection: Connection, prefix: str) -> None:
         self.prefix = prefix
         self._connection = connection
-        # each is a request to a server; forgotten after any failure, in case somebody deleted one
-        self._names: dict[str, str] = {}
-
-    def forget(self) -> None:
-        """Ask the server again for every name."""
-        self._names.clear()
 
     def all(self) -> Iterator[Any]:
         """Every one, page by page."""
@@ -41,14 +35,15 @@ class Models:
 
     def named(self, scope: str) -> str | None:
         """The name of the scope's model, or None where there is none."""
-        if scope not in self._names:
+        names = self._connection.models
+        if scope not in names:
             tagged = self._asked(f"name LIKE '{self.prefix}%' and tags.{SCOPE_TAG} = '{scope}'")
             of_old = self._asked(f"name = '{self.prefix}{scope}'")
             model = next(tagged, None) or next(of_old, None)
             if model is None:
                 return None
-            self._names[scope] = model.name
-        return self._names[scope]
+            names[scope] = model.name
+        return names[scope]
 
     def known(self, scope: str) -> str:
         """As :meth:`named`, of a scope that has a model.
@@ -68,9 +63,9 @@ class Models:
             name = self.name_for(scope, tags)
             served = {key: tags[key] for key in ("target", "drafter") if key in tags}
             self._connection.client.create_registered_model(
-                name, {SCOPE_TAG: scope, **served}, lineage.model_description(scope, served)
+                name, {SCOPE_TAG: scope, **served}, runs.model_description(scope, served)
             )
-            self._names[scope] = name
+            self._connection.models[scope] = name
         return name
 
     def name_for(self, scope: str, tags: Mapping[str, str]) -> str:

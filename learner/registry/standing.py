@@ -20,15 +20,13 @@ class Standing:
     """A scope in the registry: the versions that its aliases name.
 
     ``champion`` and ``pinned`` decide what is served, ``trial`` is what a person wants compared
-    with it, ``candidate`` the last one registered. ``name`` is the registered model's, ``tags``
-    are its tags.
+    with it. ``name`` is the registered model's, ``tags`` are its tags.
     """
 
     scope: str
     champion: int | None = None
     pinned: int | None = None
     trial: int | None = None
-    candidate: int | None = field(default=None, compare=False)
     name: str = field(default="", compare=False)
     tags: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -66,7 +64,6 @@ def standing_of(model: Any, prefix: str) -> Standing:
         champion=named.get("champion"),
         pinned=named.get("pinned"),
         trial=named.get("trial"),
-        candidate=named.get("candidate"),
         name=model.name,
         tags=dict(model.tags),
     )

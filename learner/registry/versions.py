@@ -18,7 +18,7 @@ from typing import Any, Final
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
 from decoder.policy.probes import from_bytes, to_bytes
-from learner.registry import fence, lineage, loadable, moves, runs
+from learner.registry import moves, runs
 from learner.registry.connection import Connection
 from learner.registry.models import Models
 from learner.registry.standing import (
@@ -32,7 +32,7 @@ from learner.registry.standing import (
 from learner.settings import LearnerSettings
 
 MODEL_PREFIX: Final = "hvd-payoff-"
-ARTIFACT: Final = loadable.BUNDLE
+ARTIFACT: Final = runs.BUNDLE
 DIGEST_TAG: Final = "digest"
 
 
@@ -62,11 +62,6 @@ class Registry:
         uris = settings.mlflow_tracking_uri, settings.mlflow_registry_uri
         return cls(uris[0], settings.registry_prefix, uris[1])
 
-    def model_name(self, scope: str) -> str:
-        """The registered model of ``scope``, which may not be there yet."""
-        with self._reaching("find a model"):
-            return self._models.named(scope) or self.prefix + scope
-
     def register(
         self,
         policy: Policy,
@@ -83,7 +78,7 @@ class Registry:
 
         Args:
             tags: of run and version; ``target`` and ``drafter`` name the registered model, too.
-            window: what the policy was trained on, as :mod:`learner.registry.lineage` has it.
+            window: what the policy was trained on, as :mod:`learner.registry.runs` has it.
 
         Returns:
             The version; :meth:`load` stamps it into the policy, so that what a worker reports can
@@ -94,7 +89,7 @@ class Registry:
         """
         bundle = to_bytes(replace(policy, version=0, publication=0, share=0.0))
         from_bytes(bundle, policy.scope)
-        with self._reaching("register a version"):
+        with self._connection.reaching("register a version"):
             name, digest = self._models.ensured(policy.scope, tags), digest_of(policy)
             number = self._version_of(name, digest)
             if number is None:
@@ -117,7 +112,7 @@ class Registry:
                         DIGEST_TAG: digest,
                         LOGGED_TAG: logged.model_id,
                     },
-                    description=lineage.description(policy, params, tags, window),
+                    description=runs.description(policy, params, tags, window),
                     model_id=logged.model_id,
                 )
                 number = int(version.version)
@@ -138,13 +133,14 @@ class Registry:
         A person's move, which goes over all: its tag comes first, so that a learner that moves the
         alias at the same moment finds it.
         """
-        with self._reaching(f"move {alias} to version {version}" if version else f"end {alias}"):
-            name = self._models.known(scope)
-            was = fence.look(self._client, name, alias).named
+        with self._model(
+            scope, f"move {alias} to version {version}" if version else f"end {alias}"
+        ) as name:
+            was = moves.look(self._client, name, alias).named
             move = moves.Move(datetime.now(UTC), alias, was, version, by, why)
             key = self._keep(name, move)
             try:
-                fence.write(self._client, name, alias, version)
+                moves.write(self._client, name, alias, version)
             except Exception:
                 self._client.delete_registered_model_tag(name, key)
                 raise
@@ -153,14 +149,13 @@ class Registry:
         self, scope: str, alias: str, over: int | None, to: int | None, by: str, why: str
     ) -> int | None:
         """As :meth:`move`, of a learner: from ``over`` to ``to``, unless somebody else moves it
-        meanwhile. As :mod:`learner.registry.fence` does it.
+        meanwhile. As :mod:`learner.registry.moves` does it.
 
         Returns:
             What the alias names then: ``to``, or what somebody else let it name.
         """
-        with self._reaching(f"move {alias} to version {to}" if to else f"end {alias}"):
-            name = self._models.known(scope)
-            stands = fence.move_over(self._client, name, alias, over, to, by)
+        with self._model(scope, f"move {alias} to version {to}" if to else f"end {alias}") as name:
+            stands = moves.move_over(self._client, name, alias, over, to, by)
             if stands == to:
                 self._keep(name, moves.Move(datetime.now(UTC), alias, over, to, by, why))
             return stands
@@ -184,15 +179,14 @@ class Registry:
 
     def tag(self, scope: str, version: int, tags: Mapping[str, str]) -> None:
         """Set ``tags`` of a version, over those of the same names."""
-        with self._reaching(f"tag version {version}"):
-            name = self._models.known(scope)
+        with self._model(scope, f"tag version {version}") as name:
             for key, value in tags.items():
                 self._client.set_model_version_tag(name, str(version), key, value)
 
     def find(self, policy: Policy) -> int | None:
         """The version of its scope that ``policy`` is, if it is one."""
-        with self._reaching("look for a version"):
-            return self._version_of(self._models.known(policy.scope), digest_of(policy))
+        with self._model(policy.scope, "look for a version") as name:
+            return self._version_of(name, digest_of(policy))
 
     def retire(self, scope: str, keep: int) -> list[int]:
         """Delete what ``scope`` has beyond ``keep`` versions, the oldest without an alias first.
@@ -203,8 +197,7 @@ class Registry:
         Returns:
             The versions that were deleted, ascending.
         """
-        with self._reaching("retire versions"):
-            name = self._models.known(scope)
+        with self._model(scope, "retire versions") as name:
             held = {int(v.version): v for v in self._models.versions(name)}
             model = self._client.get_registered_model(name)
             named = {alias: int(version) for alias, version in model.aliases.items()}
@@ -224,14 +217,13 @@ class Registry:
 
     def standing(self, scope: str) -> Standing:
         """Where the aliases of ``scope`` stand at this moment; it has been registered before."""
-        with self._reaching("read aliases"):
-            model = self._client.get_registered_model(self._models.known(scope))
-            return standing_of(model, self.prefix)
+        with self._model(scope, "read aliases") as name:
+            return standing_of(self._client.get_registered_model(name), self.prefix)
 
     def standings(self) -> dict[str, Standing]:
         """Every scope that has a registered model under this prefix."""
         found: dict[str, Standing] = {}
-        with self._reaching("list models"):
+        with self._connection.reaching("list models"):
             for model in self._models.all():
                 standing = standing_of(model, self.prefix)
                 found.setdefault(standing.scope, standing)
@@ -239,17 +231,15 @@ class Registry:
 
     def versions(self, scope: str) -> list[Version]:
         """All versions of ``scope``, ascending."""
-        with self._reaching("list versions"):
-            name = self._models.known(scope)
+        with self._model(scope, "list versions") as name:
             aliases = self._client.get_registered_model(name).aliases
             held = [version_of(version, aliases) for version in self._models.versions(name)]
         return sorted(held, key=lambda version: version.number)
 
     def tags(self, scope: str, version: int) -> dict[str, str]:
         """Of a version."""
-        with self._reaching(f"read version {version}"):
-            held = self._client.get_model_version(self._models.known(scope), str(version))
-        return dict(held.tags)
+        with self._model(scope, f"read version {version}") as name:
+            return dict(self._client.get_model_version(name, str(version)).tags)
 
     def digest(self, scope: str, version: int) -> str:
         """What the policy of a version is known by; "" of one that somebody else made."""
@@ -261,8 +251,8 @@ class Registry:
         Raises:
             RegistryError: also when the artefact is missing, damaged, or not this version's.
         """
-        with self._reaching(f"read version {version}"), tempfile.TemporaryDirectory() as folder:
-            name = self._models.known(scope)
+        purpose = f"read version {version}"
+        with self._model(scope, purpose) as name, tempfile.TemporaryDirectory() as folder:
             held = self._client.get_model_version(name, str(version))
             path = self._connection.files(held.source).download_artifacts(ARTIFACT, folder)
             data = Path(path).read_bytes()
@@ -288,10 +278,7 @@ class Registry:
         return self._connection.client
 
     @contextmanager
-    def _reaching(self, purpose: str) -> Iterator[None]:
-        try:
-            with self._connection.reaching(purpose):
-                yield
-        except RegistryError:
-            self._models.forget()
-            raise
+    def _model(self, scope: str, purpose: str) -> Iterator[str]:
+        """The name of the scope's registered model, at which something is done."""
+        with self._connection.reaching(purpose):
+            yield self._models.known(scope)

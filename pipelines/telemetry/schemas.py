@@ -21,8 +21,8 @@ from decoder.contracts.features import FEATURES, SCHEMA_ID
 from decoder.contracts.status import Status
 from decoder.contracts.topics import DEAD, DRAFTS, LEASE, LESSONS, POLICY, STATUS, TRIALS
 from decoder.contracts.trials import Round
-from learner.dead_letters import headers_of
 from learner.lease import CLAIM
+from learner.publish import headers_of
 from learner.source import Fetched
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"

@@ -34,18 +34,17 @@ from pipelines.workloads import prompts
 from tests import conftest
 from tests.deploy.test_manifests import BIN, COMPOSE, DEPLOY
 from tests.learner.conftest import Broker
+from tests.learner.stage import WARNINGS
 from tests.server import metric
 
 pytestmark = [
+    *WARNINGS,
     pytest.mark.stack,
     pytest.mark.long,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(
         shutil.which("prometheus") is None, reason="takes Prometheus: apt-get install prometheus"
     ),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 PATIENCE_S = 300.0
 until = partial(conftest.until, seconds=PATIENCE_S, turn=partial(time.sleep, 0.5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -19,6 +20,7 @@ from kafka.admin import KafkaAdminClient, NewTopic
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
 from decoder.kafka.clients import listens
+from learner import loop, registrar
 from learner.loop import Learner
 from learner.registry import Registry
 from learner.settings import LearnerSettings
@@ -61,6 +63,14 @@ class Broker:
         self.process.wait(10)
 
 
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registries are followed closely."""
+    monkeypatch.setattr(registrar, "FOLLOW_SECONDS", 0.3)
+    monkeypatch.setattr(registrar, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(loop, "FOLLOW_SECONDS", 0.2)
+
+
 @pytest.fixture
 def bare_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker without topics, one for each test: it starts in a tenth of a second."""
@@ -70,6 +80,7 @@ def bare_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield started
     finally:
         started.stop()
+        gc.collect()  # sockets left behind, here and not in somebody else's test
 
 
 @pytest.fixture

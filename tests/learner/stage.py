@@ -17,7 +17,8 @@ from decoder.contracts.topics import POLICY, TRIALS, policy_key
 from decoder.trial.effect import WIDTH
 from learner.loop import Learner
 from learner.published import Published
-from learner.registrations import Registration
+from learner.registrar import Registrar
+from learner.registrations import Registration, Settled
 from learner.registry import Registry, Standing, digest_of
 from tests.conftest import random_policy, until
 from tests.learner.rounds import rounds
@@ -123,7 +124,7 @@ class Stage:
 
     def name(self, alias: str, version: int | None) -> None:
         """Move an alias, or take it away, as a person does in MLflow."""
-        client, model = client_of(self.registry), self.registry.model_name(SCOPE)
+        client, model = client_of(self.registry), self.registry.standing(SCOPE).name
         if version is None:
             client.delete_registered_model_alias(model, alias)
         else:
@@ -138,6 +139,24 @@ def won(learner: Learner) -> None:
     """Version 3 wins the offline gate."""
     verdict = {"verdict": "chooses better and is faster"}
     learner.registrar.hand(Registration(WINNER, against=digest_of(SERVED), tags=verdict))
+
+
+def answers_until(desk: Registrar, done: Callable[[list[Any]], bool]) -> list[Any]:
+    """What a registrar answers beside where the aliases stand."""
+    found: list[Any] = []
+
+    def answered() -> bool:
+        found.extend(a for a in desk.answers() if not isinstance(a, dict))
+        return done(found)
+
+    until(answered)
+    return found
+
+
+def settled(desk: Registrar) -> Settled:
+    """What became of the registration that was handed over."""
+    found = answers_until(desk, lambda found: any(isinstance(a, Settled) for a in found))
+    return next(a for a in found if isinstance(a, Settled))
 
 
 def on_trial(learner: Learner) -> int:

@@ -8,16 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.errors import SettingsError
 from learner import checkpoint, state
 from learner.home import holder_of, occupied
-from learner.rows import from_events
-from learner.scope import Scope
 from learner.scopes import Scopes
 from learner.sequences import Lately
 from learner.settings import LearnerSettings
-from tests.learner.traffic import Traffic
 
 ARRAYS = {"ids": np.arange(5, dtype=np.uint64), "flags": np.array([True, False])}
 
@@ -107,22 +103,6 @@ def test_both_damaged_means_starting_anew(tmp_path: Path) -> None:
     for file in (path, checkpoint.previous_of(path)):
         file.write_bytes(b"not a checkpoint")
     assert checkpoint.load(path) is None
-
-
-def test_a_scope_comes_back_as_it_was(tmp_path: Path) -> None:
-    settings = LearnerSettings(buffer_events=1000, min_events=100)
-    scope = Scope("s", settings, frequency_policy("s"))
-    scope.feed(from_events(Traffic(seed=8).events(20)))
-    path = tmp_path / "c.safetensors"
-    checkpoint.save(path, *scope.snapshot())
-    loaded = checkpoint.load(path)
-    assert loaded is not None
-    again = Scope.restored("s", settings, loaded)
-    for one in (scope, again):
-        one.feed(from_events(Traffic(seed=9).events(20)))
-    (mine, state), (theirs, other) = scope.snapshot(), again.snapshot()
-    assert state == other and mine.keys() == theirs.keys()
-    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
 
 
 def test_what_was_read_of_another_topic_says_nothing_of_this_one(tmp_path: Path) -> None:

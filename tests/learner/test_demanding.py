@@ -25,18 +25,12 @@ from decoder.contracts.topics import DRAFTS
 from decoder.kafka.clients import AWAY, close, fetch, open_admin, open_consumer, open_producer
 from decoder.kafka.sender import open_sender
 from decoder.kafka.tokens import Tokens
-from learner.declared import declare, read
 from tests.demanding import Demands, demanding
 from tests.learner.conftest import Broker
-from tests.learner.test_topics import set_as
+from tests.learner.stage import WARNINGS
 
-pytestmark = [
-    # sockets of clients that were turned away are left to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = WARNINGS
 PASSWORD = "correct horse"
-TOPICS = Path(__file__).parents[2] / "deploy" / "kafka" / "topics.toml"
 
 
 @dataclass(frozen=True)
@@ -117,6 +111,13 @@ def sends(kafka: KafkaSettings, value: bytes, seconds: float = 20.0) -> bool:
     return not left
 
 
+def is_turned_away(kafka: KafkaSettings) -> bool:
+    """Whether neither a client of ours nor a worker's gets through."""
+    with pytest.raises(AWAY):
+        open_admin(kafka, "test", 2_000)
+    return not sends(kafka, b"never", 2.0)
+
+
 def exchange(kafka: KafkaSettings) -> list[bytes]:
     """What lies on the topic after each kind of client has been used once."""
     admin = open_admin(kafka, "test", 5_000)
@@ -143,9 +144,8 @@ def test_a_broker_that_demands_tls_is_spoken_to(broker: Broker, papers: Papers) 
             bootstrap_servers=f"127.0.0.1:{port}", security_protocol="SSL", ssl_cafile=papers.ca
         )
         assert exchange(kafka) == [b"numbers", b"more"]
-        with pytest.raises(AWAY):  # one whose certificate nobody vouches for is not
-            open_admin(kafka.model_copy(update={"ssl_cafile": None}), "test", 2_000)
-        assert not sends(kafka.model_copy(update={"ssl_cafile": None}), b"never", 2.0)
+        unknown = kafka.model_copy(update={"ssl_cafile": None})
+        assert is_turned_away(unknown), "one whose certificate nobody vouches for"
 
 
 def test_one_that_demands_a_certificate_gets_it_from_a_key_under_a_password(
@@ -162,9 +162,7 @@ def test_one_that_demands_a_certificate_gets_it_from_a_key_under_a_password(
         kafka = KafkaSettings(bootstrap_servers=where, ssl_password=PASSWORD, **given)
         assert exchange(kafka) == [b"numbers", b"more"]
         bare = KafkaSettings(bootstrap_servers=where, security_protocol="SSL", ssl_cafile=papers.ca)
-        with pytest.raises(AWAY):
-            open_admin(bare, "test", 2_000)
-        assert not sends(bare, b"never", 2.0)
+        assert is_turned_away(bare)
     for wrong in ({}, {"ssl_password": "wrong"}):
         with pytest.raises(SettingsError, match="is HVD_KAFKA_SSL_PASSWORD its password"):
             KafkaSettings.load(**given, **wrong)
@@ -184,9 +182,7 @@ def test_one_that_demands_a_password(mechanism: str, broker: Broker, papers: Pap
         )
         assert exchange(kafka) == [b"numbers", b"more"]
         other = kafka.model_copy(update={"sasl_plain_password": "another secret"})
-        with pytest.raises(AWAY):
-            open_admin(other, "test", 2_000)
-        assert not sends(other, b"never", 2.0)
+        assert is_turned_away(other)
         bare = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
         with pytest.raises(AWAY):
             open_admin(bare, "test", 2_000)
@@ -207,9 +203,7 @@ def test_one_that_demands_a_token_gets_what_a_file_holds_now(
         )
         assert exchange(kafka) == [b"numbers", b"more"]
         file.write_text("stale")
-        with pytest.raises(AWAY):
-            open_admin(kafka, "test", 2_000)
-        assert not sends(kafka, b"never", 2.0)
+        assert is_turned_away(kafka)
         file.unlink()
         with pytest.raises(AWAY):
             open_admin(kafka, "test", 2_000)
@@ -239,38 +233,3 @@ def test_or_fetches_it_once_for_all_connections_of_a_client(
             Tokens(other).token()
         with pytest.raises(AWAY, match="gives no token for Kafka"):
             sends(other, b"never")
-
-
-def test_topics_are_as_declared(bare_broker: Broker) -> None:
-    declared = read(TOPICS)
-    few = declared[DRAFTS.name].model_copy(update={"partitions": 2})
-    fewer = {**declared, DRAFTS.name: few}
-    declare(bare_broker.kafka, fewer)
-    declare(bare_broker.kafka, declared)
-    admin = open_admin(bare_broker.kafka, "test", 5_000)
-    told = {t["name"]: len(t["partitions"]) for t in admin.describe_topics(list(declared))}
-    close(admin)
-    assert told == {name: topic.partitions for name, topic in declared.items()}
-    for name, topic in declared.items():
-        assert topic.config.items() <= set_as(bare_broker.kafka, name).items()
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (('"hvd.lease.v2"', '"hvd.lease"'), "look at hvd.lease, hvd.lease.v2"),
-        (('"delete"', '"compact"'), "cleanup.policy of hvd.drafts.v2 must be 'delete'"),
-        (("partitions = 12", "partitions = 0"), "wrong at hvd.drafts.v2.partitions"),
-        (("partitions = 12", "parts = 12"), "wrong at hvd.drafts.v2.parts"),
-        (("[", "("), "declares no topics"),
-        (('"604800000"', '"3600000"'), "declare segment.ms of 3600000 at most"),
-        (('"604800000"', '"a week"'), "retention.ms and segment.ms of hvd.drafts.v2"),
-    ],
-)
-def test_a_file_that_would_lose_something_is_refused(
-    change: tuple[str, str], told: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "topics.toml"
-    file.write_text(TOPICS.read_text().replace(*change))
-    with pytest.raises(SettingsError, match=told):
-        read(file)

@@ -95,12 +95,6 @@ def test_a_lease_that_ran_out_is_claimed_anew_and_not_renewed(lease_of: Makes) -
     assert one.term("s") == 2
 
 
-def test_of_many_that_ask_at_once_one_has_it(lease_of: Makes) -> None:
-    askers = [lease_of(f"asker-{n}") for n in range(4)]
-    turn_until(lambda: any(each.holds("s") for each in askers), *askers)
-    turn_until(lambda: len({each.holder_of("s") for each in askers}) == 1, *askers)
-
-
 @pytest.mark.parametrize("term", [LAST_TERM, LAST_TERM + 1])
 def test_a_term_that_leaps_keeps_nobody_out(broker: Broker, lease_of: Makes, term: int) -> None:
     """After the last that can be written there is none: a record would end a scope for good."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -14,21 +11,19 @@ import numpy as np
 import pytest
 
 from decoder.contracts.events import Origin, encode_batch
-from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DEAD, POLICY, STATUS, policy_key
 from decoder.contracts.trials import SUFFIX
 from decoder.policy.probes import from_bytes
-from learner import registrar, state
-from learner.loop import Learner, run
+from learner import state
+from learner.loop import Learner
 from learner.registrations import Registration
 from learner.registry import Registry, digest_of
 from learner.rollout import Rollout
 from learner.rows import from_events
 from learner.scope import Scope
 from learner.scopes import Scopes
-from pipelines.machine import free_port
-from tests.conftest import random_policy, until
+from tests.conftest import random_policy
 from tests.learner.stage import WARNINGS, Stage, champion_of, client_of
 from tests.learner.stream import (
     ORIGIN,
@@ -47,15 +42,6 @@ pytestmark = WARNINGS
 
 EVENTS = Traffic(seed=9).events(80)
 RECORDS = len(EVENTS) // 50
-
-
-@pytest.fixture(autouse=True)
-def _collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sockets left behind are collected here, not in somebody else's test."""
-    monkeypatch.setattr(registrar, "FOLLOW_SECONDS", 0.3)
-    monkeypatch.setattr(registrar, "RETRY_SECONDS", 0.5)
-    yield
-    gc.collect()
 
 
 def version_of(learner: Learner) -> int:
@@ -87,7 +73,7 @@ def test_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
     assert {h["__streams.errors.topic"] for h in headers} == {b"hvd.drafts.v2"}
     assert all(b"refused" in h["__streams.errors.message"] for h in headers)
 
-    assert bare.registry.model_name(SCOPE) == "hvd-payoff-llama-3.1-eagle3-scope01"
+    assert bare.registry.standing(SCOPE).name == "hvd-payoff-llama-3.1-eagle3-scope01"
     made = bare.registry.versions(SCOPE)[-1]
     assert made.tags["target"] == "Llama-3.1"
     champion = champion_of(bare.registry, SCOPE)
@@ -165,7 +151,7 @@ def test_a_rollback_while_a_candidate_is_registered_stands(
     assert bare.registry.standings()[SCOPE].champion == other
     assert learner.scopes.awake[SCOPE].promotions == 0
     candidate = client_of(bare.registry).get_model_version_by_alias(
-        bare.registry.model_name(SCOPE), "candidate"
+        bare.registry.standing(SCOPE).name, "candidate"
     )
     assert int(candidate.version) > other
 
@@ -294,21 +280,6 @@ def test_without_a_sound_first_policy_it_begins_with_counting(
     step_until(learner, lambda: version_of(learner) > 1)
     stop(learner)
     assert bare.registry.load(SCOPE, 1).kind == "frequency" and learner.faults == faults
-
-
-def test_run_waits_for_the_broker_and_stops_when_told(
-    registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
-    stopping = threading.Event()
-    settings = settings_in(tmp_path, registry)
-    thread = threading.Thread(target=run, args=(settings, kafka, stopping))
-    thread.start()
-    until(lambda: "no broker at" in caplog.text)
-    stopping.set()
-    thread.join(60)
-    assert not thread.is_alive() and "no broker at" in caplog.text
-    assert settings.checkpoint_path.exists()
 
 
 def test_a_scope_that_no_worker_names_costs_nothing_until_one_does(bare: Stage) -> None:

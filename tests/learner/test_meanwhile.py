@@ -20,18 +20,16 @@ import pytest
 
 from decoder.contracts.errors import RegistryError
 from learner import registrar
-from learner.moves import Move, Moved, carry_out
 from learner.registrar import Registrar
-from learner.registrations import Registration
+from learner.registrations import Move, Moved, Registration, carry_out
 from learner.registry import Registry, digest_of
 from pipelines.machine import free_port
 from pipelines.stack import processes
 from pipelines.stack.running import registry_arguments, responds
 from tests.conftest import random_policy, until
-from tests.learner.stage import client_of
+from tests.learner.stage import WARNINGS, client_of
 
-# mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.timeout(900)]
+pytestmark = [*WARNINGS, pytest.mark.timeout(900)]
 
 SET, READ = "registered-models/alias", "registered-models/get"
 numbers = itertools.count()
@@ -163,7 +161,7 @@ class Place:
 
     def stand_again(self) -> None:
         """As at first, but for what was registered since."""
-        client, name = client_of(self.persons), self.persons.model_name(self.scope)
+        client, name = client_of(self.persons), self.persons.standing(self.scope).name
         for key in self.persons.standing(self.scope).tags:
             if key.startswith("moved."):
                 client.delete_registered_model_tag(name, key)
@@ -174,7 +172,7 @@ class Place:
 
     def by_hand(self, version: int | None = 3, alias: str = "champion") -> None:
         """As on MLflow's page."""
-        client, name = client_of(self.persons), self.persons.model_name(self.scope)
+        client, name = client_of(self.persons), self.persons.standing(self.scope).name
         if version is None:
             client.delete_registered_model_alias(name, alias)
         else:
@@ -312,8 +310,7 @@ def test_a_server_that_lets_nobody_write_costs_the_candidate_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for name, value in {"TRIES": 3, "FOLLOW_SECONDS": 0.05, "RETRY_SECONDS": 0.05}.items():
-        monkeypatch.setattr(registrar, name, value)
+    monkeypatch.setattr(registrar, "TRIES", 3)
     held = place()
     desk = Registrar(held.registry, lambda scope: True)
     winner = Registration(

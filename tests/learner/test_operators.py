@@ -11,11 +11,10 @@ from decoder.contracts.errors import RegistryError
 from learner.registry import Registry
 from learner.settings import LearnerSettings
 from tests.conftest import random_policy
-from tests.learner.stage import client_of
+from tests.learner.stage import WARNINGS, client_of
 from tests.learner.test_meanwhile import proxied
 
-# mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.timeout(900)]
+pytestmark = [*WARNINGS, pytest.mark.timeout(900)]
 
 
 def test_versions_lie_in_the_registry_and_their_runs_with_the_tracking_server(

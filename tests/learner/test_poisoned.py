@@ -13,8 +13,8 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DEAD, STATUS
 from learner import lease as leases
 from learner import workers
-from learner.dead_letters import DeadLetters
 from learner.lease import CLAIM, Claim, Lease
+from learner.publish import DeadLetters
 from learner.source import Fetched
 from tests.learner.conftest import Broker
 from tests.learner.stage import WARNINGS, Stage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,26 +12,23 @@ from typing import Any
 
 import pytest
 
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import RegistryError
 from learner import registrar
-from learner.moves import Move, Moved, carry_out
 from learner.registrar import Registrar
-from learner.registrations import Loaded, Registration, Rules, Seen, Settled
+from learner.registrations import Move, Moved, Registration, Rules, Settled, carry_out
 from learner.registry import ARTIFACT, Registry, digest_of
 from tests.conftest import random_policy, until
-from tests.learner.stage import client_of
+from tests.learner.stage import WARNINGS, answers_until, client_of, settled
 
-# mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = WARNINGS
 
 FIRST, WINNER = (random_policy(seed=seed, scope="ab12", version=0) for seed in (0, 1))
 MINE: set[str] = set()
 
 
 @pytest.fixture
-def desk(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registrar]:
-    monkeypatch.setattr(registrar, "FOLLOW_SECONDS", 0.05)
-    monkeypatch.setattr(registrar, "RETRY_SECONDS", 0.05)
+def desk(registry: Registry) -> Iterator[Registrar]:
     MINE.clear()
     MINE.add("ab12")
     made = Registrar(registry, MINE.__contains__)
@@ -39,28 +36,16 @@ def desk(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
     made.close()
 
 
-def answers_until(desk: Registrar, done: Callable[[list[object]], bool]) -> list[object]:
-    found: list[object] = []
-
-    def answered() -> bool:
-        found.extend(a for a in desk.answers() if not isinstance(a, Seen))
-        return done(found)
-
-    until(answered)
-    return found
-
-
 def test_a_winner_waits_for_the_first_policy_and_follows_it(desk: Registrar) -> None:
     desk.hand(Registration(WINNER, against=digest_of(FIRST)))
     desk.hand(Registration(FIRST))
     desk.start()
     first, winner = answers_until(desk, lambda found: len(found) == 2)
-    assert isinstance(first, Settled) and isinstance(winner, Settled)
     assert (first.version, first.refusal, winner.version, winner.refusal) == (1, "", 2, "")
     desk.ask([("ab12", 2)])
     (loaded,) = answers_until(desk, bool)
-    assert isinstance(loaded, Loaded) and digest_of(loaded.policy) == digest_of(WINNER)
-    assert loaded.policy.version == 2 and not desk.waiting()
+    assert isinstance(loaded, Policy) and digest_of(loaded) == digest_of(WINNER)
+    assert loaded.version == 2 and not desk.waiting()
 
 
 def test_what_is_not_ours_waits(desk: Registrar) -> None:
@@ -79,9 +64,9 @@ def test_a_champion_that_a_person_moved_stands(desk: Registrar, registry: Regist
     registry.promote("ab12", other)
     desk.hand(Registration(WINNER, against=digest_of(FIRST)))
     desk.start()
-    (settled,) = answers_until(desk, bool)
-    assert isinstance(settled, Settled) and settled.version is None
-    assert "was made champion" in settled.refusal
+    done = settled(desk)
+    assert done.version is None
+    assert "was made champion" in done.refusal
     assert desk.given_up["person"] == 1
     assert registry.standing("ab12").champion == other and len(registry.versions("ab12")) == 1
 
@@ -89,7 +74,7 @@ def test_a_champion_that_a_person_moved_stands(desk: Registrar, registry: Regist
 def test_winners_wait_while_a_version_is_pinned(desk: Registrar, registry: Registry) -> None:
     first = registry.register(FIRST)
     registry.promote("ab12", first)
-    name = registry.model_name("ab12")
+    name = registry.standing("ab12").name
     client_of(registry).set_registered_model_alias(name, "pinned", str(first))
     desk.start()
     for seed in (1, 2, 3):
@@ -97,8 +82,8 @@ def test_winners_wait_while_a_version_is_pinned(desk: Registrar, registry: Regis
         time.sleep(0.3)
     assert len(registry.versions("ab12")) == 1 and len(desk.waiting()) == 1
     client_of(registry).delete_registered_model_alias(name, "pinned")
-    (settled,) = answers_until(desk, bool)
-    assert isinstance(settled, Settled) and (settled.version, settled.refusal) == (2, "")
+    done = settled(desk)
+    assert (done.version, done.refusal) == (2, "")
 
 
 def test_a_damaged_champion_is_no_obstacle(
@@ -106,15 +91,15 @@ def test_a_damaged_champion_is_no_obstacle(
 ) -> None:
     damaged = registry.register(random_policy(5, "ab12"))
     registry.promote("ab12", damaged)
-    held = client_of(registry).get_model_version(registry.model_name("ab12"), str(damaged))
+    held = client_of(registry).get_model_version(registry.standing("ab12").name, str(damaged))
     bundle = Path(str(held.source).removeprefix("file://")) / ARTIFACT
     bundle.write_bytes(b"spoilt")
     desk.ask([("ab12", damaged)])
     desk.start()
     until(lambda: "is unusable" in caplog.text)
     desk.hand(Registration(WINNER, against=digest_of(FIRST)))
-    (settled,) = answers_until(desk, bool)
-    assert isinstance(settled, Settled) and (settled.version, settled.refusal) == (2, "")
+    done = settled(desk)
+    assert (done.version, done.refusal) == (2, "")
     assert caplog.text.count("is unusable") == 1
 
 
@@ -224,9 +209,7 @@ def trying(standing: Registry, desk: Registrar) -> Iterator[Registrar]:
 
 def settle(desk: Registrar) -> Settled:
     desk.hand(Registration(random_policy(1, "ab12"), against=digest_of(random_policy(0, "ab12"))))
-    (found,) = answers_until(desk, bool)
-    assert isinstance(found, Settled)
-    return found
+    return settled(desk)
 
 
 def ended(registry: Registry, **tags: str) -> None:
@@ -258,7 +241,7 @@ def waits(desk: Registrar) -> bool:
 def test_nothing_is_tried_while_a_person_tries_or_for_a_while_after_a_roll_back(
     trying: Registrar, standing: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, name = client_of(standing), standing.model_name("ab12")
+    client, name = client_of(standing), standing.standing("ab12").name
     client.set_registered_model_alias(name, "trial", "3")
     assert waits(trying) and standing.standing("ab12").trial == 3
     standing.move("ab12", "champion", 1, "learner-b", "rolled back from version 3: slower")
@@ -288,7 +271,7 @@ def test_the_way_back_to_the_first_policy_is_its_version(standing: Registry) -> 
     assert standing.standing("ab12").champion == 4 == standing.find(random_policy(9, scope="ab12"))
     standing.promote("ab12", 2)
     assert "version 2" in carry_out(standing, replace(anew, first=random_policy(8, "ab12"))).refusal
-    client_of(standing).delete_registered_model_alias(standing.model_name("ab12"), "champion")
+    client_of(standing).delete_registered_model_alias(standing.standing("ab12").name, "champion")
     assert (
         "taken away" in carry_out(standing, replace(anew, first=random_policy(8, "ab12"))).refusal
     )

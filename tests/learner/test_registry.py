@@ -16,10 +16,9 @@ from decoder.policy.estimate import predict
 from learner.registry import ARTIFACT, Registry, Standing, digest_of, models, moves
 from learner.registry.standing import LOGGED_TAG
 from tests.conftest import random_policy
-from tests.learner.stage import champion_of, client_of
+from tests.learner.stage import WARNINGS, champion_of, client_of
 
-# mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = WARNINGS
 
 PROBES = np.random.default_rng(0).random((8, NUM_FEATURES)).astype(np.float32)
 
@@ -33,7 +32,7 @@ def registered(registry: Registry, count: int = 3) -> list[Policy]:
 
 
 def artefact(registry: Registry, policy: Policy, version: int) -> Path:
-    held = client_of(registry).get_model_version(registry.model_name(policy.scope), str(version))
+    held = client_of(registry).get_model_version(registry.standing(policy.scope).name, str(version))
     return Path(str(held.source).removeprefix("file://")) / ARTIFACT
 
 
@@ -45,7 +44,7 @@ def test_register_promote_and_roll_back(registry: Registry) -> None:
     second = registry.register(random_policy(seed=1, scope="ab12"))
     assert (first, second) == (1, 2)
     client = client_of(registry)
-    name = registry.model_name("ab12")
+    name = registry.standing("ab12").name
     assert int(client.get_model_version_by_alias(name, "candidate").version) == 2
     run = client.get_run(client.get_model_version(name, "1").run_id)
     assert run.data.metrics == {"mae": 0.5} and run.data.params["window.events"] == "9"
@@ -66,7 +65,7 @@ def test_history_says_who_moved_what_and_forgets_the_oldest(
     registry.promote("ab12", 2, {"moved_by": "learner", "why": "won"})
     registry.move("ab12", "pinned", 1, "anna", "looks wrong")
     registry.move("ab12", "pinned", None, "anna", "")
-    name = registry.model_name("ab12")
+    name = registry.standing("ab12").name
     client_of(registry).set_registered_model_tag(name, "moved.by-hand", "not ours")
     found = [(m.alias, m.before, m.after, m.by, m.why) for m in registry.history("ab12")]
     assert all(m.at.tzinfo == UTC for m in registry.history("ab12"))
@@ -90,7 +89,7 @@ def test_the_oldest_without_alias_are_retired_artefacts_and_all(
     monkeypatch.setattr(models, "PAGE", 2)
     policies = registered(registry, 6)
     registry.promote("ab12", 1)
-    client, name = client_of(registry), registry.model_name("ab12")
+    client, name = client_of(registry), registry.standing("ab12").name
     client.set_registered_model_alias(name, "trial", "3")
     assert registry.standing("ab12") == Standing("ab12", champion=1, trial=3)
     gone = artefact(registry, policies[1], 2)
@@ -111,7 +110,7 @@ def test_a_version_that_was_half_retired_is_retired_whole(
 ) -> None:
     gone = artefact(registry, registered(registry)[0], 1)
     client = client_of(registry)
-    model = client.get_model_version(registry.model_name("ab12"), "1").tags[LOGGED_TAG]
+    model = client.get_model_version(registry.standing("ab12").name, "1").tags[LOGGED_TAG]
     delete = getattr(registry._client, dying)
 
     def killed(*args: object) -> None:
@@ -177,7 +176,7 @@ def test_a_kill_on_the_way_leaves_no_version_without_its_artefact(
 def test_models_are_read_page_by_page(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "PAGE", 3)
     for number in range(8):
-        client_of(registry).create_registered_model(registry.model_name(f"s{number}"))
+        client_of(registry).create_registered_model(f"{registry.prefix}s{number}")
     assert sorted(registry.standings()) == [f"s{number}" for number in range(8)]
 
 

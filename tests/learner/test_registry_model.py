@@ -19,12 +19,11 @@ from decoder.policy.first import first_policy
 from decoder.policy.probes import to_bytes
 from learner.registry import Registry, Standing
 from learner.registry.as_logged import read
-from learner.registry.lineage import code_version
+from learner.registry.runs import code_version
 from tests.conftest import random_policy
-from tests.learner.stage import client_of
+from tests.learner.stage import WARNINGS, client_of
 
-# mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = WARNINGS
 
 SCOPE = "0123456789abcdef"
 SERVED = {"target": "Llama-3.1-8B", "drafter": "llama-3.1-eagle3"}
@@ -91,22 +90,22 @@ def test_a_damaged_bundle_is_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_model_is_called_after_what_it_serves_and_found_by_its_scope(registry: Registry) -> None:
-    assert registry.model_name(SCOPE) == f"hvd-payoff-{SCOPE}"
     registry.register(random_policy(scope=SCOPE), tags=SERVED)
     again = Registry(registry.tracking_uri)
-    assert again.model_name(SCOPE) == registry.model_name(SCOPE) == NAME
+    assert again.standing(SCOPE).name == registry.standing(SCOPE).name == NAME
     assert again.standings() == {SCOPE: Standing(SCOPE)}
     twin = SCOPE[:8] + "00000000"  # of the same names, and the same first digits
     assert again.register(random_policy(scope=twin), tags=SERVED) == 1
-    assert again.model_name(twin) == NAME.removesuffix(SCOPE[:8]) + twin
+    assert again.standing(twin).name == NAME.removesuffix(SCOPE[:8]) + twin
     without = again.register(random_policy(scope="f" * 16), tags={"target": "org/A B:c"})
-    assert (without, again.model_name("f" * 16)) == (1, "hvd-payoff-org-a-b-c-no-drafter-ffffffff")
+    assert without == 1
+    assert again.standing("f" * 16).name == "hvd-payoff-org-a-b-c-no-drafter-ffffffff"
 
 
 def test_a_model_of_the_old_naming_keeps_its_name(registry: Registry) -> None:
     client_of(registry).create_registered_model(f"hvd-payoff-{SCOPE}")
     assert registry.register(random_policy(scope=SCOPE), tags=SERVED) == 1
-    assert registry.model_name(SCOPE) == f"hvd-payoff-{SCOPE}"
+    assert registry.standing(SCOPE).name == f"hvd-payoff-{SCOPE}"
     assert set(registry.standings()) == {SCOPE}
 
 

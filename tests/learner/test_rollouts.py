@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +13,7 @@ from decoder.contracts.bundle import unpack
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.topics import POLICY, TRIALS, policy_key
 from decoder.trial.effect import UNKNOWN, Effect
-from learner import comparison, loop, registrar
+from learner import comparison, loop
 from learner.registrations import Registration
 from learner.registry import Standing, digest_of
 from tests.conftest import until
@@ -30,25 +28,9 @@ from tests.learner.stage import (
     won,
     work,
 )
-from tests.learner.stream import (
-    SCOPE,
-    consume,
-    last_status,
-    produce,
-    step_until,
-    stop,
-)
+from tests.learner.stream import SCOPE, consume, last_status, produce, step_until, stop
 
 pytestmark = WARNINGS
-
-
-@pytest.fixture(autouse=True)
-def _quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registrar, "FOLLOW_SECONDS", 0.3)
-    monkeypatch.setattr(registrar, "RETRY_SECONDS", 0.5)
-    monkeypatch.setattr(loop, "FOLLOW_SECONDS", 0.2)
-    yield
-    gc.collect()
 
 
 def test_a_candidate_that_is_worse_is_dropped(stage: Stage) -> None:

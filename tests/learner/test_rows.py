@@ -15,7 +15,7 @@ from learner import sequences
 from learner.buffer import Buffer
 from learner.lessons import lessons_of
 from learner.rows import COLUMNS, Rows, from_batch, from_events
-from learner.sequences import Sequences, runs_of
+from learner.sequences import Sequences
 from learner.shares import Shares
 from learner.source import Fetched
 from tests.decoder.trial.test_router_turns import decode, playing
@@ -205,9 +205,3 @@ def test_a_number_from_far_ahead_silences_nobody_however_often_one_is_forged() -
             read.admit("a", 0, forged)
         read = Sequences(read.known(), read.missing, read.duplicates)
     assert read.missing < 1_000 and len(read.known()) <= sequences.RUNS
-
-
-def test_what_an_earlier_version_kept_is_gone_on_from() -> None:
-    read = Sequences(runs_of([["a", 0, 7], ["b", 1, 3, 9]]))
-    assert [read.admit("a", 0, n) for n in (0, 6, 7, 7)] == [False, False, True, False]
-    assert [read.admit("b", 1, n) for n in (3, 8, 9)] == [False, False, True]

@@ -14,13 +14,12 @@ import pytest
 from mlflow import MlflowClient
 
 from learner import registrar
-from learner.moves import Move, Moved, carry_out
 from learner.registrar import Registrar
-from learner.registrations import Registration, Seen, Settled
-from learner.registry import Registry, digest_of, fence
+from learner.registrations import Move, Registration, carry_out
+from learner.registry import Registry, digest_of, moves
 from learner.registry.runs import EXPERIMENT
 from tests.conftest import random_policy, until
-from tests.learner.stage import SERVED, WARNINGS, Stage, client_of
+from tests.learner.stage import SERVED, WARNINGS, Stage, answers_until, client_of, settled
 from tests.learner.stream import SCOPE
 
 pytestmark = WARNINGS
@@ -29,22 +28,14 @@ FIRST, WINNER = (random_policy(seed, "ab12", 0) for seed in (0, 1))
 
 
 @pytest.fixture
-def desk(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registrar]:
+def desk(registry: Registry) -> Iterator[Registrar]:
     """First policy and champion is version 1."""
-    monkeypatch.setattr(registrar, "FOLLOW_SECONDS", 0.05)
-    monkeypatch.setattr(registrar, "RETRY_SECONDS", 0.05)
     made = Registrar(registry, lambda scope: True)
     made.hand(Registration(FIRST))
     made.start()
     assert settled(made).version == 1
     yield made
     made.close()
-
-
-def settled(desk: Registrar) -> Settled:
-    found: list[Settled] = []
-    until(lambda: found or found.extend(a for a in desk.answers() if isinstance(a, Settled)))
-    return found[0]
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
@@ -83,12 +74,9 @@ GONE: dict[str, Callable[[Stage, MlflowClient, str], object]] = {
 
 @pytest.mark.parametrize("gone", GONE)
 def test_what_is_in_force_stays_where_its_version_is_gone(
-    stage: Stage,
-    gone: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    stage: Stage, gone: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fence, "UNDER_WAY", timedelta(0))  # it was promoted a moment ago
+    monkeypatch.setattr(moves, "UNDER_WAY", timedelta(0))  # it was promoted a moment ago
     learner = stage.learner("off")
 
     def serves() -> bool:
@@ -99,7 +87,7 @@ def test_what_is_in_force_stays_where_its_version_is_gone(
         until(done, turn=learner.step)
 
     step_until(lambda: SCOPE in learner.scopes.awake and serves())
-    GONE[gone](stage, client_of(stage.registry), stage.registry.model_name(SCOPE))
+    GONE[gone](stage, client_of(stage.registry), stage.registry.standing(SCOPE).name)
 
     def again() -> bool:
         standing = stage.registry.standings().get(SCOPE)
@@ -135,18 +123,17 @@ def test_a_trial_whose_version_is_gone_ends_and_nothing_else(
 ) -> None:
     monkeypatch.setattr(registrar, "TRIES", 2)
     registry.register(WINNER)
-    client_of(registry).delete_model_version(registry.model_name("ab12"), "2")
+    client_of(registry).delete_model_version(registry.standing("ab12").name, "2")
     desk.move(Move("ab12", "l", "won", {2: {"trial": "promoted"}}, over=1, to=2))
-    found: list[Moved] = []
-    until(lambda: found or found.extend(a for a in desk.answers() if isinstance(a, Moved)))
-    assert found[0].refusal and registry.standing("ab12").champion == 1
+    (found,) = answers_until(desk, bool)
+    assert found.refusal and registry.standing("ab12").champion == 1
     assert desk.given_up["refused"] == 1
 
 
 def test_a_version_that_is_none_of_ours_under_champion_is_told_and_serves_nothing(
     desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    client, name = client_of(registry), registry.model_name("ab12")
+    client, name = client_of(registry), registry.standing("ab12").name
     (tmp_path / "strange").mkdir()
     made = client.create_model_version(name, (tmp_path / "strange").as_uri())
     client.set_registered_model_alias(name, "champion", made.version)
@@ -155,7 +142,7 @@ def test_a_version_that_is_none_of_ours_under_champion_is_told_and_serves_nothin
     time.sleep(0.3)
     told = [line for line in lines(caplog) if f"version {made.version}" in line]
     assert len(told) == 1 and "\n" not in told[0] and "what is served stays" in told[0]
-    assert not [a for a in desk.answers() if not isinstance(a, Seen)]
+    assert not [a for a in desk.answers() if not isinstance(a, dict)]
 
 
 def test_artefacts_that_cannot_be_written_or_read_are_one_sentence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from kafka.errors import (
     TopicAuthorizationFailedError,
 )
 
-from decoder.contracts.errors import BrokerError
+from decoder.contracts.errors import BrokerError, SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TOPICS
-from learner.topics import BrokerAway, make_right, wait_until_right
+from learner.topics import BrokerAway, declare, make_right, read, wait_until_right
 from pipelines.machine import free_port
 from tests.learner.conftest import Broker
+
+FLEET = Path(__file__).parents[2] / "deploy" / "kafka" / "topics.toml"
 
 
 def set_as(kafka: KafkaSettings, name: str) -> dict[str, Any]:
@@ -112,3 +115,38 @@ def test_a_setting_without_a_value_is_none(
     make_right(bare_broker.kafka)
     with pytest.raises(BrokerAway, match="no broker"):  # which is another matter
         make_right(KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
+
+
+def test_topics_are_as_declared(bare_broker: Broker) -> None:
+    declared = read(FLEET)
+    few = declared[DRAFTS.name].model_copy(update={"partitions": 2})
+    fewer = {**declared, DRAFTS.name: few}
+    declare(bare_broker.kafka, fewer)
+    declare(bare_broker.kafka, declared)
+    admin = KafkaAdminClient(**bare_broker.kafka.client_options())
+    told = {t["name"]: len(t["partitions"]) for t in admin.describe_topics(list(declared))}
+    admin.close()
+    assert told == {name: topic.partitions for name, topic in declared.items()}
+    for name, topic in declared.items():
+        assert topic.config.items() <= set_as(bare_broker.kafka, name).items()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (('"hvd.lease.v2"', '"hvd.lease"'), "look at hvd.lease, hvd.lease.v2"),
+        (('"delete"', '"compact"'), "cleanup.policy of hvd.drafts.v2 must be 'delete'"),
+        (("partitions = 12", "partitions = 0"), "wrong at hvd.drafts.v2.partitions"),
+        (("partitions = 12", "parts = 12"), "wrong at hvd.drafts.v2.parts"),
+        (("[", "("), "declares no topics"),
+        (('"604800000"', '"3600000"'), "declare segment.ms of 3600000 at most"),
+        (('"604800000"', '"a week"'), "retention.ms and segment.ms of hvd.drafts.v2"),
+    ],
+)
+def test_a_file_that_would_lose_something_is_refused(
+    change: tuple[str, str], told: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "topics.toml"
+    file.write_text(FLEET.read_text().replace(*change))
+    with pytest.raises(SettingsError, match=told):
+        read(file)

@@ -18,10 +18,9 @@ from decoder.feed import PolicyFeed
 from decoder.kafka.clients import close, fetch, open_consumer, open_producer, places_of
 from decoder.policy.first import first_policy
 from learner import topics
-from learner.dead_letters import DeadLetters
 from learner.lease import Lease
 from learner.lessons import Intake
-from learner.publish import PolicyPublisher
+from learner.publish import DeadLetters, PolicyPublisher
 from learner.source import EventSource, Fetched
 from tests.conftest import until
 from tests.contracts.test_events import ORIGIN, PLAIN

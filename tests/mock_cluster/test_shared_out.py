@@ -26,15 +26,12 @@ from decoder.kafka.clients import close, fetch, open_consumer, open_producer, pl
 from learner import group, intake
 from tests import raw_batches as raw
 from tests.conftest import until
+from tests.learner.stage import WARNINGS
 from tests.learner.stream import batches
 from tests.learner.traffic import Traffic
 from tests.mock_cluster.cluster import PRODUCE, MockCluster, running
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of mlflow's own parts
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = WARNINGS
 NOT_AUTHORISED: Final = 29
 PARTITIONS: Final = 4
 RECORD: Final = 40

@@ -29,7 +29,7 @@ assert str(home) == {home!r}, home
 from importlib.metadata import distribution
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.policy.first import first_policy
-from learner.registry import loadable
+from learner.registry import runs
 from pipelines import embedded, telemetry
 from pipelines.lab.drift import traffic
 from pipelines.watch import page
@@ -38,7 +38,7 @@ drafter = embedded.DRAFTER
 assert drafter.is_relative_to(home), drafter
 assert (drafter / "model.safetensors").stat().st_size > 1e6
 sql = Path(telemetry.__file__).with_name("sql")
-assert loadable.CODE.is_file() and page.TEMPLATE.is_file() and any(sql.glob("*.sql"))
+assert runs.CODE.is_file() and page.TEMPLATE.is_file() and any(sql.glob("*.sql"))
 assert any(traffic.SHIPPED.glob("*.toml"))
 found = distribution({name!r})
 assert found.version == {version!r} and found.locate_file("").resolve() == home, found

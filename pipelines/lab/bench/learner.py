@@ -26,8 +26,8 @@ from decoder.contracts.events import (
 )
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.contracts.settings import KafkaSettings
-from learner.dead_letters import DeadLetters
 from learner.lessons import Intake
+from learner.publish import DeadLetters
 from learner.scopes import Scopes
 from learner.sequences import Lately
 from learner.settings import LearnerSettings

@@ -29,8 +29,8 @@ from decoder.telemetry.ring import BEAT, Ring
 from decoder.trial.block import Account
 from decoder.trial.sides import Side
 from decoder.trial.turns import Played, Turns
-from learner.dead_letters import DeadLetters
 from learner.lessons import Intake
+from learner.publish import DeadLetters
 from learner.source import EventSource
 from learner.topics import make_right
 from pipelines import machine

@@ -22,10 +22,9 @@ from decoder.telemetry.handover import Handover
 from decoder.trial.block import Account
 from decoder.trial.sides import Side
 from decoder.trial.turns import Played, Turns
-from learner.dead_letters import DeadLetters
 from learner.intake import Relay
 from learner.lease import Lease
-from learner.publish import PolicyPublisher, StatusProducer
+from learner.publish import DeadLetters, PolicyPublisher, StatusProducer
 from learner.source import Fetched
 from learner.topics import make_right
 from pipelines.telemetry.reading import reading, records, spans
