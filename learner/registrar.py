@@ -189,7 +189,7 @@ class Registrar:
         last, tried = (last_of(standing.tags, alias) for alias in ("champion", "trial"))
         ours = tried is not None and (tried.after, tried.by) == (standing.trial, self._rules.by)
         rests = last is not None and last.why.startswith(ROLLED_BACK) and _is_recent(last.at)
-        free = standing.trial is None or ours
+        free = standing.trial in (None, standing.champion) or ours
         return free and not rests and not self._busy(standing.scope)
 
     def _carry_out(self, move: Move) -> None:
