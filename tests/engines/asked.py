@@ -163,7 +163,9 @@ def fail_now_and_then(runner: Any) -> None:
 
 
 def thinking() -> dict[str, Any]:
-    """Arguments of an engine that knows what opens and closes thinking."""
+    """Arguments of an engine that knows what opens and closes thinking, where grammars hold, too:
+    a runner without it has them hold from the first token on."""
+    from vllm.config import StructuredOutputsConfig
     from vllm.config.reasoning import ReasoningConfig
     from vllm.reasoning import ReasoningParserManager
     from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
@@ -176,7 +178,11 @@ def thinking() -> dict[str, Any]:
 
     ReasoningParserManager.register_module("words", module=Words)
     given = ReasoningConfig(reasoning_start_str="w3", reasoning_end_str="w5")
-    return {"reasoning_parser": "words", "reasoning_config": given}
+    always = StructuredOutputsConfig(enable_in_reasoning=True)
+    return {
+        "reasoning_parser": "words", "reasoning_config": given,
+        "structured_outputs_config": always,
+    }  # fmt: skip
 
 
 def main(job_file: str, result_file: str) -> None:
