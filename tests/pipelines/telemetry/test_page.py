@@ -165,7 +165,9 @@ def test_payoffs_drift_tenths_and_costs_are_of_the_events(found: dict[str, Rows]
     assert len(cache) == 10 and cache[0]["expected"] == 1.0
     verified = [e for e in EVENTS if e.arm == "model" and not e.censored and not e.side]
     assert sum(r["drafts"] for r in only(found["calibration"], arm="model")) == len(verified)
-    assert {row["chosen"] for row in found["regret"]} == {"cache", "model", "none"}
-    assert all(row["regret_us"] >= 0.0 for row in found["regret"])
+    regret = {row["chosen"]: row for row in found["regret"]}
+    assert regret.keys() == {"all", "cache", "model", "none"}
+    assert regret["all"]["cycles"] == sum(not e.censored and not e.side for e in EVENTS)
+    assert all(row["regret_us"] >= 0.0 for row in regret.values())
     (row,) = only(found["batch"], batch=8, arm="none")
     assert row["step_ms"] == step_us(8, 8, "none") / 1e3
