@@ -260,7 +260,6 @@ def tags_of(one: Comparison, outcome: Outcome, by: str, *, approve: bool) -> dic
     """
     found, trial = one.figures(), one.kind == "trial"
     told = {
-        "": _WORDS.get(outcome.word, (outcome.word, outcome.word))[approve],
         "_against": str(one.other),
         "_by": by,
         "_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -274,6 +273,8 @@ def tags_of(one: Comparison, outcome: Outcome, by: str, *, approve: bool) -> dic
         ratios |= {"_low": low, "_high": high} if trial else {"_low": high, "_high": low}
     if found.cost.pairs:
         told |= {name: f"{r if trial else 1.0 / r:.4f}" for name, r in ratios.items()}
+    # tags are set one after another: who sees the outcome finds the rest
+    told[""] = _WORDS.get(outcome.word, (outcome.word, outcome.word))[approve]
     return {one.kind + name: text for name, text in told.items()}
 
 

@@ -24,7 +24,7 @@ from pipelines.stats import LOOP, loops
 
 
 def cycle(arm: Arm, verified: int, accepted: int, us: float = 1e4) -> CycleRecord:
-    return CycleRecord(arm, 0, 0, verified, accepted, 0.0, 0.0, us)
+    return CycleRecord(arm, 0, verified, accepted, us)
 
 
 PLAIN, STALLED = cycle("none", 0, 0), cycle("model", 4, 2, 1.001e6)
@@ -35,7 +35,7 @@ def outcome(
 ) -> Generation:
     """An output of ``tokens``, or so many distinct ones, in ``micros``."""
     made = list(range(tokens) if isinstance(tokens, int) else tokens)
-    return Generation(made, [*cycles], "length", 0.0, micros)
+    return Generation(made, [*cycles], "length", micros)
 
 
 def results_of(**prompts: dict[str, Generation]) -> Results:
