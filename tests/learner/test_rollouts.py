@@ -216,7 +216,7 @@ def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
         two.step()
 
     until(
-        lambda: len(pairs_of(one)) >= 16 and pairs_of(two) == pairs_of(one), seconds=120, turn=turn
+        lambda: len(pairs_of(one)) >= 16 and pairs_of(two) == pairs_of(one), seconds=400, turn=turn
     )
     assert one.lease.holds(SCOPE) and not two.lease.holds(SCOPE)
     # the first is stopped where it stands
