@@ -60,7 +60,6 @@ def choose(
     model_len: int,
     *,
     odds: NDArray[np.float64] = _EVEN,
-    shorter: bool = True,
     most: int | None = None,
     unread: NDArray[np.int64] = _NOBODY,
     beside: int = 0,
@@ -72,10 +71,10 @@ def choose(
         owners: int64 [m], which of the n requests has each draft; ascending.
         rows: requests of the step, those without speculation included.
         rate: tokens a request commits in the time of a step that verifies no draft.
-        model_len: tokens of a model draft at most; 0 without a model drafter.
+        model_len: tokens of a model draft at most; 0 without a model drafter. A survival policy
+            asks for fewer where that pays.
         odds: float64 [at least model_len], log-odds that a model draft's token of each place is
             accepted, given those before it.
-        shorter: whether model drafts may be shorter than ``model_len``.
         most: draft tokens of all requests together; None for no bound.
         unread: int64, which of the n requests no model draft can be made for.
         beside: tokens of prompts that the step reads.
@@ -90,7 +89,7 @@ def choose(
     weights, widths = policy.flat
     found = by_survival(
         features, weights, widths, owners, _DRAFT_LEN, BUCKET_OF, n, rows, beside, longest,
-        shorter, room, odds, rate, costs.dense, costs.prices, unread,
+        room, odds, rate, costs.dense, costs.prices, unread,
     )  # fmt: skip
     arms, lengths, expected, model, k, worth = found
     return Chosen(arms, lengths, expected, model, k or model_len, worth)

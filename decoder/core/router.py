@@ -70,7 +70,6 @@ class DraftRouter(Following):
         *,
         model_draft_tokens: int = 4,
         longest: int = MAX_DRAFT,
-        shorter: bool = True,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
         turns: Turns | None = None,
@@ -82,7 +81,6 @@ class DraftRouter(Following):
             cache: None proposes no cache drafts.
             model_draft_tokens: tokens of a model draft at most, where the engine ``has_model``.
             longest: tokens of any draft at most: what the engine was started for.
-            shorter: whether a survival policy may ask for fewer, as it does where that pays.
             costs: the live table; None for nominal costs that never change.
             floor: None lets the policy have its way whatever it costs, looks at nothing, and never
                 sleeps.
@@ -97,7 +95,7 @@ class DraftRouter(Following):
         self.costs = costs or LiveCosts(live=False)
         self.rate = LiveRate()
         self._classes = np.ascontiguousarray(token_classes, np.float32)
-        self._choice, self._shorter, self._longest = choice, shorter, longest
+        self._choice, self._longest = choice, longest
         self.pause = SpeculationPause() if floor is not None else None
         self._probing = Probing(self.model_arm, self._model_len > 0)
         self.underway = Underway()
@@ -236,8 +234,8 @@ class DraftRouter(Following):
         rule = self._choice if shown == "worker" else choose
         wanted = rule(
             policy, features, owners, len(places), batch, self.costs.table, self.rate.value,
-            self._model_len, odds=self.model_arm.odds, shorter=self._shorter, most=most,
-            unread=unable, beside=beside,
+            self._model_len, odds=self.model_arm.odds, most=most, unread=unable,
+            beside=beside,
         )  # fmt: skip
         if rule is not choose:
             wanted = wanted.typed()

@@ -19,7 +19,6 @@ from decoder.compiled import (
     REALS_3,
     WHOLE,
     WHOLES,
-    YES,
     compilable,
     compiled,
 )
@@ -258,7 +257,7 @@ def share_out(
 
 @compiled(
     (
-        MATRIX, FLOATS, WHOLES, WHOLES, WHOLE, WHOLES, WHOLE, WHOLE, WHOLE, WHOLE, YES, WHOLE,
+        MATRIX, FLOATS, WHOLES, WHOLES, WHOLE, WHOLES, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE,
         REALS, REAL, FIXED, REALS_3, WHOLES,
     )
 )  # fmt: skip
@@ -273,7 +272,6 @@ def by_survival(
     rows: int,
     beside: int,
     most: int,
-    shorter: bool,
     room: int,
     odds: NDArray[np.float64],
     rate: float,
@@ -305,7 +303,7 @@ def by_survival(
         expected[i] = curves[i].sum()
     yields = np.empty((n, most), np.float32)
     yields[:] = yields_of_places(odds, most)
-    k = draft_length(yields, value, rows, room, dense, drafting) if most and shorter else most
+    k = draft_length(yields, value, rows, room, dense, drafting) if most else 0
     model = np.zeros(n, np.float32)
     if k:
         model[:] = yields[:, k - 1]
@@ -313,7 +311,7 @@ def by_survival(
     if most and len(unread):
         for i in unread:
             yields[i] = 0.0
-        k = draft_length(yields, value, rows, room, dense, drafting) if shorter else most
+        k = draft_length(yields, value, rows, room, dense, drafting)
         model[:] = yields[:, k - 1]
         arms, lengths, _ = share_out(curves, model, k, value, rows, room, dense, drafting)
     return arms, lengths, expected, model, k, worth

@@ -234,9 +234,10 @@ def test_a_lone_request_is_decided_as_the_learner_replays_it(
     kind: Kind, use_model: bool, seed: int, k: int
 ) -> None:
     policy, features = a_policy(kind, seed, use_model=use_model), some_features(1, seed)
-    mine = choose(policy, features, np.array([0]), 1, 1, NOMINAL, 2.0, k, shorter=False)
+    mine = choose(policy, features, np.array([0]), 1, 1, NOMINAL, 2.0, k)
     found = estimate(policy, features)
-    theirs = decide_each(policy, found, mine.model, Situation(NOMINAL, k), np.array([1]), 2.0)
+    step = Situation(NOMINAL, mine.model_len)
+    theirs = decide_each(policy, found, mine.model, step, np.array([1]), 2.0)
     assert mine.expected == pytest.approx(found.expected, rel=1e-4)
     assert (mine.arms, mine.lengths) == (theirs.arms, theirs.lengths)
 
