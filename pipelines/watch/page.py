@@ -237,6 +237,7 @@ def record(
     if ledger.phases:
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
+        _choice_table(ledger, found),
         _ratio_table("Phases: ratios of tokens a second", "phase", found),
         _phase_table(ledger, rounds),
         _version_table(ledger),
@@ -279,6 +280,16 @@ def _ratio_table(title: str, head: str, rows: Mapping[str, Mapping[str, Effect]]
     sides = next(iter(rows.values()))
     cells = [[name, *map(as_text, one.values())] for name, one in rows.items()]
     return _table(title, [head, *(f"over {NAMES[side]}" for side in sides)], cells)
+
+
+def _choice_table(ledger: Ledger, found: Mapping[str, Mapping[str, Effect]]) -> Record:
+    head = ["phase", "best fixed method", "over it", "worst fixed method", "over it"]
+    rows = []
+    for phase in ledger.phases:
+        ends = best_and_worst(found[phase.name]) or ()
+        cells = [cell for side in ends for cell in (NAMES[side], as_text(found[phase.name][side]))]
+        rows.append([phase.name, *(cells or ["cannot tell", "", "", ""])])
+    return _table("Nobody has to choose", head, rows)
 
 
 def _phase_table(ledger: Ledger, rounds: Sequence[Round]) -> Record:
