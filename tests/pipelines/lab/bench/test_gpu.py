@@ -130,6 +130,19 @@ def test_a_method_that_fails_is_told_and_the_rest_goes_on(
     assert cell["errors"] == ["eagle3: OutOfMemoryError: no room"] * 2  # one for each drafter
 
 
+def test_a_run_ends_when_its_time_is_over(sessions: Path) -> None:
+    done, report = asked(sessions, "--batches=1,2,3", "--minutes=0.001", "--tokens=100000")
+    assert done.exit_code == 0, done.output
+    assert len(report["cells"]) == 3 and all(c["rounds"] <= 1 for c in report["cells"])
+
+
+def test_what_cannot_be_measured_is_refused(sessions: Path) -> None:
+    refused, _ = asked(sessions, "--methods=magic")
+    assert refused.exit_code == 2 and "magic" in refused.output
+    refused, _ = asked(sessions.with_name("none.npz"))
+    assert refused.exit_code == 2 and "--make-sessions" in refused.output
+
+
 def test_the_attention_kernel_agrees_with_torch_on_ragged_steps() -> None:
     pytest.importorskip("triton")
     own = {**os.environ, "TRITON_INTERPRET": "1"}  # which triton's own functions must see, too
