@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from decoder.contracts.errors import (
 from decoder.contracts.redacted import for_anybody, redacted, told
 from decoder.contracts.settings import KafkaSettings
 from decoder.kafka.tokens import Tokens
-from learner.__main__ import _log
+from learner.__main__ import main
 from learner.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines import doctor
@@ -135,15 +136,20 @@ def test_a_password_that_is_not_quoted_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_learners_log(
-    form: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    address = "http://anna:hunter2@127.0.0.1:9"  # a traceback shows the line that raises
+
+    def run(*_: Any) -> None:
+        try:
+            raise ValueError(f"no answer of {address}")
+        except ValueError as error:
+            logging.getLogger("learner.registry").exception("could not list models: %s", error)
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(logging.root, "handlers", [])
     monkeypatch.setattr(logging.root, "level", logging.WARNING)
-    _log(form)
-    address = "http://anna:hunter2@127.0.0.1:9"
-    try:
-        raise ValueError(f"no answer of {address}")
-    except ValueError as error:
-        logging.getLogger("learner.registry").exception("could not list models: %s", error)
+    monkeypatch.setenv("HVD_LEARNER_LOG", form)
+    assert main(run) == 0
     said = capsys.readouterr().err
     assert "hunter2" not in said and said.count("***@127.0.0.1:9") == 2
