@@ -27,7 +27,7 @@ def swap_forever(router: Any, stop: threading.Event) -> None:
         for policy in swapped_policies():
             version += 1
             router.policy = replace(policy, version=version)
-            stop.wait(0.02)
+            stop.wait(0.002)
 
 
 def main(job_file: str, result_file: str) -> None:
