@@ -92,9 +92,8 @@ def gather(
         if abs(slot - last) >= FULL:
             length = matched(text, links, slot, context, most)
             work += length
-            if length >= least:
-                found[count], lens[count] = slot, length
-                count += 1
+            found[count], lens[count] = slot, length
+            count += length >= least
             if length == BACK:
                 full, last = full + 1, slot
         slot = int(chains[slot, order])
@@ -167,9 +166,8 @@ def vote(
         if most < going:
             count = 0
             for i in range(going):
-                if votes[i] == best:
-                    slots[count] = slots[i]
-                    count += 1
+                slots[count] = slots[i]
+                count += votes[i] == best
     return length, score, work
 
 
@@ -192,8 +190,7 @@ def widest(low: int, high: int, most: int, depth: int, factor: float, offset: fl
 def below(match: int, lens: NDArray[np.int32], count: int, least: int) -> int:
     """The greatest of ``count`` matches that are shorter than ``match``, or ``least``."""
     for i in range(count):
-        if least < lens[i] < match:
-            least = lens[i]
+        least = max(least, lens[i] * (lens[i] < match))
     return least
 
 
@@ -249,9 +246,8 @@ def draft(
                 continue
             voting = 0
             for i in range(count):
-                if lens[i] >= match:
-                    slots[voting] = found[i]
-                    voting += 1
+                slots[voting] = found[i]
+                voting += lens[i] >= match
             length, score, looked = vote(pool, slots, voting, limit, least, tried, chances, votes)
             work += looked
             if score > best:

@@ -39,18 +39,30 @@ def outputs_of(features: FloatArray, weights: FloatArray, widths: NDArray[np.int
     """Raw outputs of a network by the flat form of its policy: float32 [n, outputs]."""
     hidden = features
     at = 0
+    some = np.empty(max(widths), np.int64)  # inputs that are not 0: half of what is behind a ReLU
     for layer in range(len(widths) - 1):
         inputs, outputs = widths[layer], widths[layer + 1]
         bias = weights[at + inputs * outputs : at + (inputs + 1) * outputs]
         result = np.empty((len(features), outputs), np.float32)
         for r in range(len(features)):
-            result[r] = bias
+            row = result[r]
+            row[:] = bias
+            count = 0
             for i in range(inputs):
-                value = hidden[r, i]
-                if value != 0.0:  # half of what lies behind a ReLU
-                    weight = weights[at + i * outputs : at + (i + 1) * outputs]
-                    for o in range(outputs):
-                        result[r, o] += value * weight[o]
+                some[count] = i
+                count += hidden[r, i] != 0.0
+            # Four at a time: a sum is read and written once for them, and added up in their order.
+            for first in range(0, count - 3, 4):
+                a, b, c, d = some[first], some[first + 1], some[first + 2], some[first + 3]
+                va, vb, vc, vd = hidden[r, a], hidden[r, b], hidden[r, c], hidden[r, d]
+                wa, wb = weights[at + a * outputs :], weights[at + b * outputs :]
+                wc, wd = weights[at + c * outputs :], weights[at + d * outputs :]
+                for o in range(outputs):
+                    row[o] = row[o] + va * wa[o] + vb * wb[o] + vc * wc[o] + vd * wd[o]
+            for left in range(count - count % 4, count):
+                value, weight = hidden[r, some[left]], weights[at + some[left] * outputs :]
+                for o in range(outputs):
+                    row[o] += value * weight[o]
             if layer < len(widths) - 2:
                 for o in range(outputs):
                     result[r, o] = max(result[r, o], np.float32(0.0))

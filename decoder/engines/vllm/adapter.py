@@ -240,13 +240,14 @@ class Adapter:
         asked = chosen.rooms * (chosen.arms == MODEL)
         rooms[place] = np.minimum(asked, end - np.array(lengths)[place])
         rooms = np.maximum(np.minimum(rooms, most), 0)
-        tokens = chosen.tokens
+        tokens = chosen.tokens[:, : int(lens.max(initial=0))]
         strange = tokens.view(np.uint32) >= vocabulary  # or below 0
         if strange.any():
             first = np.where(strange.any(1), strange.argmax(1), tokens.shape[1])
             lens = np.minimum(lens, first[drafts])
+        listed = tokens.tolist()
         given = tuple(
-            tuple(tokens[draft, :length].tolist()) if length else ()
+            tuple(listed[draft][:length]) if length else ()
             for draft, length in zip(drafts.tolist(), lens.tolist(), strict=True)
         )
         return given, tuple(rooms.tolist())
