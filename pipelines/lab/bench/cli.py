@@ -213,16 +213,20 @@ def decide(
     whole: Annotated[
         bool, typer.Option("--whole", help="And how long prompts of 32k make the others wait.")
     ] = False,
+    requests: Annotated[int, typer.Option(min=1, max=4096, help="Requests of a step.")] = 64,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each one's prompt.")] = 1_000,
+    loops: Annotated[bool, typer.Option("--loops", help="Their texts loop.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """All that is ours in a vLLM step of 64 requests: microseconds a request, processor time.
+    """All that is ours in a vLLM step: microseconds a request, processor time.
 
-    Real lookups, decisions, labels, events, accounts and vLLM's adapter. Budget: 20 us a
-    request, and with --whole 2 ms of waiting.
+    Real lookups, decisions, labels, events, accounts and vLLM's adapter. Budget: 12 us a
+    request of 64, and with --whole 2 ms of waiting.
     """
     from pipelines.lab.bench.step_cost import measure
 
-    _show("A step of 64 requests, all that is ours", measure(steps, 7 if whole else 0), as_json)
+    found = measure(steps, 7 if whole else 0, requests=requests, prompt=prompt, loops=loops)
+    _show(f"A step of {requests} requests, all that is ours", found, as_json)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.errors import EngineError
@@ -26,6 +27,7 @@ from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.drafts import common_prefix
+from decoder.drafting.pages import FILLED
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.vllm.v1.adapter import V1Adapter
 from decoder.policy.first import first_policy
@@ -56,6 +58,8 @@ SETTLED: Final = 40
 """Steps before the first that counts."""
 BESIDE: Final = 140
 """Steps beside each long prompt: it must be indexed by then."""
+CACHES: Final = 64 << 20
+"""Bytes written between steps that find the processor's caches as other work leaves them."""
 
 _WEIGHTS: Final = np.cumsum(1.0 / (np.arange(VOCABULARY) + 2.7))
 _SHARES: Final = _WEIGHTS / _WEIGHTS[-1]
@@ -69,8 +73,11 @@ class Writer:
         self._rng = np.random.default_rng(seed)
         self._pool = self._new(20_000)
 
-    def text(self, tokens: int) -> list[int]:
-        """A text of so many tokens that copies from itself and from the tenant's pool."""
+    def text(self, tokens: int, loops: bool = False) -> list[int]:
+        """A text of so many tokens that copies from itself and from the tenant's pool; one that
+        ``loops`` says the same two tokens over and over."""
+        if loops:
+            return (self._new(2) * tokens)[:tokens]
         rng, text = self._rng, self._new(200)
         while len(text) < tokens:
             draw = rng.random()
@@ -119,8 +126,9 @@ class Engine:
     It is vLLM's model runner and scheduler output in one; drafts of the model are of ``DRAFTED``.
     """
 
-    def __init__(self, requests: int = BATCH) -> None:
-        """Begin with so many requests."""
+    def __init__(self, requests: int = BATCH, prompt: int = PROMPT, loops: bool = False) -> None:
+        """Begin with so many requests, of prompts of so many tokens."""
+        self._prompt, self._loops = prompt, loops
         self.router = make_router(first_policy(ANY_SCOPE))
         settings = WorkerSettings.load()
         worker: Any = SimpleNamespace(router=self.router, settings=settings, faults=0)
@@ -145,11 +153,11 @@ class Engine:
         self.num_scheduled_tokens: dict[str, int] = {}
         self.total_num_scheduled_tokens = 0
         for place in range(requests):
-            self.begin(f"request-{place}", PROMPT, OUTPUT)
+            self.begin(f"request-{place}", prompt, OUTPUT)
 
     def begin(self, name: str, prompt: int, output: int, place: int | None = None) -> None:
         """Add a request with so many tokens, in the place of another that ends."""
-        text = self._texts[name] = self._writer.text(prompt + output)
+        text = self._texts[name] = self._writer.text(prompt + output, self._loops)
         unset = ["extra_args", "stop_token_ids", "eos_token_id", "thinking_token_budget"]
         asked = SimpleNamespace(**dict.fromkeys(unset), max_tokens=output, min_tokens=0)
         unset = ["prompt_embeds", "prompt_is_token_ids", "lora_request"]
@@ -187,7 +195,7 @@ class Engine:
         self._drafts = dict(zip(self.names, made, strict=True))
         for place, name in enumerate(self.names):
             if len(self._texts[name]) - int(self.requests[name].num_tokens) <= LONGEST:
-                self.begin(f"again-{self.cycles}-{place}", PROMPT, OUTPUT, place)
+                self.begin(f"again-{self.cycles}-{place}", self._prompt, OUTPUT, place)
 
     def _verify(self, name: str, draft: Sequence[int]) -> list[int]:
         """What a step commits of a request."""
@@ -221,44 +229,72 @@ def make_router(policy: Policy) -> DraftRouter:
     )
 
 
-def measure(steps: int, long_prompts: int, beside: int = BESIDE) -> dict[str, Any]:
-    """Decode for ``steps`` steps; then let ``long_prompts`` come, one after the other, with
-    ``beside`` steps beside each.
+def measure(
+    steps: int,
+    long_prompts: int,
+    beside: int = BESIDE,
+    *,
+    requests: int = BATCH,
+    prompt: int = PROMPT,
+    loops: bool = False,
+) -> dict[str, Any]:
+    """Decode for ``steps`` steps; then for half as many with caches emptied before each; then let
+    ``long_prompts`` come, one after the other, with ``beside`` steps beside each.
+
+    Args:
+        requests, prompt: of a step, and tokens of each one's prompt.
+        loops: whether all their texts loop over two tokens.
 
     Returns:
-        for ``--json``: microseconds a request of a step of ``BATCH``, of the deciding thread's
-        processor time. ``exposed`` is what a GPU would wait for: all but
-        :meth:`DraftRouter.settle`. ``longest_wait_for_a_prompt_ms`` is the longest that a step
-        waited while a prompt of 32k tokens was begun and indexed beside it, the median over such
-        prompts; None of no prompts.
+        for ``--json``: microseconds a request, of the deciding thread's processor time. ``exposed``
+        is what a GPU would wait for: all but :meth:`DraftRouter.settle`; ``cold`` is the whole
+        where other work of the machine had the caches. ``longest_wait_for_a_prompt_ms`` is the
+        longest that a step waited while a prompt of 32k tokens was begun and indexed beside it, the
+        median over such prompts; None of no prompts.
     """
-    engine, clock, parts, walls = Engine(), Clock(), [], []
+    engine, clock = Engine(requests, prompt, loops), Clock()
     for verb in ("observe", "choose", "drafted", "settle"):
         setattr(engine.router, verb, clock.timed(verb, getattr(engine.router, verb)))
     for call in ("before_step", "during_step", "propose"):
         setattr(engine.adapter, call, clock.timed("adapter", getattr(engine.adapter, call)))
-    for step in range(SETTLED + steps):
-        clock.parts, clock.wall = {}, 0.0
-        engine.step()
-        if step >= SETTLED:
-            parts.append(clock.parts)
-            walls.append(clock.wall)
-    us = {verb: np.array([p[verb] for p in parts]) / BATCH for verb in parts[0]}
+    parts, walls = _steps(engine, clock, SETTLED + steps)
+    parts, walls = parts[SETTLED:], walls[SETTLED:]
+    us = {verb: np.array([p[verb] for p in parts]) / requests for verb in parts[0]}
     whole = np.sum([*us.values()], axis=0)
     per_cycle = engine.tokens / engine.cycles
+    cold, _ = _steps(engine, clock, steps // 2, np.zeros(CACHES, np.uint8))
+    assert engine.router.cache is not None
+    held, written = engine.router.cache.held_bytes, engine.router.cache.pool.links[:, FILLED].sum()
     longest, spent = _long_prompts(engine, long_prompts, beside)
     return {
-        "step_us_per_request_batch64": float(np.median(whole)),
+        f"step_us_per_request_batch{requests}": float(np.median(whole)),
         "p99": float(np.percentile(whole, 99)),
+        "cold_us_per_request": float(np.median([sum(p.values()) for p in cold])) / requests,
         "exposed_us_per_request": float(np.median(whole - us["settle"])),
         "exposed_share": float(1.0 - us["settle"].sum() / whole.sum()),
-        "clock_us_per_request": float(np.median(walls)) / BATCH,
+        "clock_us_per_request": float(np.median(walls)) / requests,
         "us_by_verb": {verb: float(np.median(each)) for verb, each in us.items()},
         "longest_wait_for_a_prompt_ms": longest and longest * 1e3,
         "prompt_us_per_token": spent and spent / LONG_PROMPT * 1e6,
+        "bytes_per_token": float(held / written),
         "tokens_per_cycle": per_cycle,
         "steps": steps,
     }
+
+
+def _steps(
+    engine: Engine, clock: Clock, steps: int, caches: NDArray[np.uint8] | None = None
+) -> tuple[list[dict[str, float]], list[float]]:
+    """So many steps, by part and by the clock; before each ``caches`` are written over."""
+    parts, walls = list[dict[str, float]](), list[float]()
+    for _ in range(steps):
+        if caches is not None:
+            caches += 1
+        clock.parts, clock.wall = {}, 0.0
+        engine.step()
+        parts.append(clock.parts)
+        walls.append(clock.wall)
+    return parts, walls
 
 
 def _long_prompts(engine: Engine, prompts: int, beside: int) -> tuple[float | None, float | None]:
@@ -282,7 +318,7 @@ def _long_prompts(engine: Engine, prompts: int, beside: int) -> tuple[float | No
         setattr(owner, name, timed(getattr(owner, name)))
     for place in range(prompts):
         slices.clear()
-        engine.begin(f"long-{place}", LONG_PROMPT, beside * LONGEST, place)
+        engine.begin(f"long-{place}", LONG_PROMPT, beside * LONGEST, place % len(engine.names))
         for _ in range(beside):
             engine.step()
         waits.append(max(slices))

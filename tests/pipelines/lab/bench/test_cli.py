@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.drafting.eagle3 import save_head
+from decoder.drafting.suffix import TOKEN_BYTES
 from decoder.policy.probes import to_bytes
 from pipelines.cli import app
 from pipelines.lab.bench import step_cost
@@ -136,9 +137,12 @@ def test_the_command_prints_what_it_measured() -> None:
 
 
 def test_a_step_has_every_part_of_ours_in_it_and_prompts_are_waited_for() -> None:
-    whole = step_cost.measure(20, long_prompts=1, beside=5)
+    whole = step_cost.measure(20, long_prompts=1, beside=5, requests=8, prompt=200)
     assert set(whole["us_by_verb"]) == {"observe", "choose", "drafted", "settle", "adapter"}
     assert all(us > 0.0 for us in whole["us_by_verb"].values())
     assert whole["tokens_per_cycle"] > 1.2 and whole["longest_wait_for_a_prompt_ms"] > 0.0
-    shown = CliRunner().invoke(app, ["bench", "decide", "--steps", "20"])
+    assert whole["bytes_per_token"] > TOKEN_BYTES and whole["cold_us_per_request"] > 0.0
+    shown = CliRunner().invoke(
+        app, ["bench", "decide", "--steps", "20", "--requests", "8", "--loops"]
+    )
     assert shown.exit_code == 0 and "us by verb observe" in shown.output, shown.output
