@@ -124,20 +124,19 @@ def demo(
     """
     from pipelines.demo import run as whole
 
-    run = whole.run(minutes, err if as_json else out, from_scratch)
-    page = whole.write(run, REPORTS)
+    summary = whole.run(minutes, err if as_json else out, REPORTS, from_scratch)
     if as_json:
-        print_json(run.summary)
+        print_json(summary)
     else:
-        for sentence in (*run.summary["sentences"], *run.summary["notes"]):
+        for sentence in (*summary["sentences"], *summary["notes"]):
             out.print(sentence, markup=False, highlight=False)
-        out.print(f"Report: [bold]{page}[/bold]")
+        out.print(f"Report: [bold]{REPORTS / 'report.html'}[/bold]")
         out.print(
             f"Registry: mlflow ui --backend-store-uri sqlite:///{whole.HOME}/mlruns/mlflow.db"
         )
-    for failing in run.summary["failings"]:
+    for failing in summary["failings"]:
         err.print(f"[red]{escape(failing)}[/red]")
-    raise typer.Exit(1 if run.summary["failings"] else 0)
+    raise typer.Exit(1 if summary["failings"] else 0)
 
 
 @app.command()

@@ -41,9 +41,6 @@ AHEAD_S: Final = 60.0
 LEARNED: Final = "learner"
 """Origin, in its provenance, of a policy that learning made."""
 
-Sums = NDArray[np.float64]
-"""[5]: cycles by arm, tokens accepted of cache and model."""
-
 
 @dataclass(frozen=True)
 class Window:
@@ -51,7 +48,6 @@ class Window:
 
     events: int
     arm_shares: dict[str, float]
-    accepted_by_arm: dict[str, float]  # accepted draft tokens per cycle of that arm
 
 
 class Drafts:
@@ -61,7 +57,7 @@ class Drafts:
     def __init__(self, keep_s: float = math.inf) -> None:
         self.keep_s = keep_s
         self.seen = 0
-        self._seconds: dict[int, Sums] = {}
+        self._seconds: dict[int, NDArray[np.int64]] = {}  # [3]: cycles by arm
         self._numbers: dict[tuple[str, int], None] = {}
 
     def add(self, batch: EventBatch) -> None:
@@ -69,15 +65,10 @@ class Drafts:
         numbers, arms = batch.numbers, np.array(batch.names["arm"])
         fresh = self._fresh(batch)
         self.seen += int(fresh.sum())
-        from_cache = np.minimum(numbers["accepted"], numbers["verified_len"])
-        from_model = np.nan_to_num(numbers["model_accepted"])
-        columns = [arms == arm for arm in ARMS]
-        columns += [np.where(columns[0], from_cache, 0), np.where(columns[1], from_model, 0)]
         own = fresh & np.isin(batch.names["side"], OWN)
-        seconds, rows = numbers["time"][own].astype(int), np.column_stack(columns)[own]
+        seconds, rows = numbers["time"][own].astype(int), (arms[own, None] == ARMS)
         for second in np.unique(seconds).tolist():
-            sums = rows[seconds == second].sum(axis=0, dtype=np.float64)
-            self._seconds[second] = self._seconds.get(second, 0.0) + sums
+            self._seconds[second] = self._seconds.get(second, 0) + rows[seconds == second].sum(0)
         if len(self._seconds) > 2 * self.keep_s:
             # neither too old nor of a time to come, which would never grow old
             now = time.time()
@@ -87,15 +78,12 @@ class Drafts:
     def windows(self, bounds: Sequence[tuple[float, float]]) -> list[Window]:
         """What happened between each of ``bounds``, seconds since the epoch, in whole seconds."""
         known = sorted(self._seconds.items(), key=lambda item: item[0])
-        totals = np.cumsum([np.zeros(5), *(sums for _, sums in known)], axis=0)
+        totals = np.cumsum([np.zeros(len(ARMS)), *(sums for _, sums in known)], axis=0)
         at = np.searchsorted([second for second, _ in known], np.reshape(bounds, (-1, 2)))
         found = []
-        for *cycles, cached, drafted in np.diff(totals[at], axis=1)[:, 0].tolist():
-            total = sum(cycles)
-            shares = {arm: n / max(total, 1.0) for arm, n in zip(ARMS, cycles, strict=True)}
-            accepted = {"cache": cached / max(cycles[0], 1.0)}
-            accepted["model"] = drafted / max(cycles[1], 1.0)
-            found.append(Window(int(total), shares, accepted))
+        for cycles in np.diff(totals[at], axis=1)[:, 0].tolist():
+            shares = {arm: n / max(sum(cycles), 1.0) for arm, n in zip(ARMS, cycles, strict=True)}
+            found.append(Window(int(sum(cycles)), shares))
         return found
 
     def _fresh(self, batch: EventBatch) -> NDArray[np.bool_]:
