@@ -1,14 +1,10 @@
 """``hvd demo``: the whole loop in a few minutes.
 
 Start the stack as it ships; send one agent's session at a time, then three, then conversation;
-break the drafter and mend it; promote a bad policy by hand. Meanwhile interleave plain, stock
-suffix and EAGLE3 decoding with the policy in force, and show what it is worth beside the best and
-the worst of them; wait until every event has reached the learner; stop; write the report.
-
-The policy that is promoted by hand is a person's mistake: it drafts nothing. What follows is the
-service's own: the worker's floor puts the best fixed method in force where it finds the policy
-behind, and the learner's gate judges every champion against the policy before it, the one that
-ships among them.
+break the drafter and mend it; make a policy champion by hand that drafts nothing, a person's
+mistake, which the worker's floor relieves and the learner's gate takes back. Meanwhile plain, stock
+suffix and EAGLE3 decoding are interleaved with the policy in force. Wait until every event has
+reached the learner; stop; write the report.
 """
 
 from __future__ import annotations

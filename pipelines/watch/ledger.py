@@ -10,14 +10,14 @@ import itertools
 import math
 import threading
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
-import numpy as np
 from kafka import TopicPartition
-from numpy.typing import NDArray
 
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, Policy, unpack
@@ -57,43 +57,37 @@ class Drafts:
     def __init__(self, keep_s: float = math.inf) -> None:
         self.keep_s = keep_s
         self.seen = 0
-        self._seconds: dict[int, NDArray[np.int64]] = {}  # [3]: cycles by arm
+        self._seconds: dict[int, Counter[str]] = {}  # cycles by arm
         self._numbers: dict[tuple[str, int], None] = {}
 
     def add(self, batch: EventBatch) -> None:
         """Count the events of ``batch``, each once."""
-        numbers, arms = batch.numbers, np.array(batch.names["arm"])
-        fresh = self._fresh(batch)
-        self.seen += int(fresh.sum())
-        own = fresh & np.isin(batch.names["side"], OWN)
-        seconds, rows = numbers["time"][own].astype(int), (arms[own, None] == ARMS)
-        for second in np.unique(seconds).tolist():
-            self._seconds[second] = self._seconds.get(second, 0) + rows[seconds == second].sum(0)
+        numbers, times = (batch.numbers[name].tolist() for name in ("number", "time"))
+        arms, sides = batch.names["arm"], batch.names["side"]
+        for number, at, arm, side in zip(numbers, times, arms, sides, strict=True):
+            if (batch.origin.life, number) not in self._numbers:
+                self._numbers[batch.origin.life, number] = None
+                self.seen += 1
+                if side in OWN:
+                    self._seconds.setdefault(int(at), Counter())[arm] += 1
+        while len(self._numbers) > KEPT_NUMBERS:
+            del self._numbers[next(iter(self._numbers))]
         if len(self._seconds) > 2 * self.keep_s:
             # neither too old nor of a time to come, which would never grow old
             now = time.time()
-            kept = {s: sums for s, sums in self._seconds.items() if abs(now - s) <= self.keep_s}
+            kept = {s: arms for s, arms in self._seconds.items() if abs(now - s) <= self.keep_s}
             self._seconds = kept
 
     def windows(self, bounds: Sequence[tuple[float, float]]) -> list[Window]:
         """What happened between each of ``bounds``, seconds since the epoch, in whole seconds."""
-        known = sorted(self._seconds.items(), key=lambda item: item[0])
-        totals = np.cumsum([np.zeros(len(ARMS)), *(sums for _, sums in known)], axis=0)
-        at = np.searchsorted([second for second, _ in known], np.reshape(bounds, (-1, 2)))
-        found = []
-        for cycles in np.diff(totals[at], axis=1)[:, 0].tolist():
-            shares = {arm: n / max(sum(cycles), 1.0) for arm, n in zip(ARMS, cycles, strict=True)}
-            found.append(Window(int(sum(cycles)), shares))
+        seconds, found = dict(self._seconds), []
+        known = sorted(seconds)
+        for begins, ends in bounds:
+            within = known[bisect_left(known, begins) : bisect_left(known, ends)]
+            cycles = sum((seconds[second] for second in within), Counter[str]())
+            total = cycles.total()
+            found.append(Window(total, {arm: cycles[arm] / max(total, 1) for arm in ARMS}))
         return found
-
-    def _fresh(self, batch: EventBatch) -> NDArray[np.bool_]:
-        fresh = np.zeros(len(batch), np.bool_)
-        for row, number in enumerate(batch.numbers["number"].tolist()):
-            fresh[row] = (batch.origin.life, number) not in self._numbers
-            self._numbers[batch.origin.life, number] = None
-        while len(self._numbers) > KEPT_NUMBERS:
-            del self._numbers[next(iter(self._numbers))]
-        return fresh
 
 
 Timed = TypeVar("Timed", WorkerStatus, LearnerStatus, Round)

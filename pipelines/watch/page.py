@@ -210,7 +210,6 @@ def record(
     if ledger.phases:
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
-        _choice_table(ledger, found),
         _ratio_table(found),
         _phase_table(ledger, rounds),
         _version_table(ledger),
@@ -250,19 +249,13 @@ def _tile(side: str, whole: Effect) -> Record:
 
 
 def _ratio_table(found: Mapping[str, Mapping[str, Effect]]) -> Record:
-    head = ["phase", *(f"over {NAMES[side]}" for side in found[ALL])]
-    rows = [[name, *map(as_text, one.values())] for name, one in found.items()]
-    return _table("Phases: ratios of tokens a second", head, rows)
-
-
-def _choice_table(ledger: Ledger, found: Mapping[str, Mapping[str, Effect]]) -> Record:
-    head = ["phase", "best fixed method", "over it", "worst fixed method", "over it"]
+    sides = [*found[ALL]]
     rows = []
-    for phase in ledger.phases:
-        ends = best_and_worst(found[phase.name]) or ()
-        cells = [cell for side in ends for cell in (NAMES[side], as_text(found[phase.name][side]))]
-        rows.append([phase.name, *(cells or ["cannot tell", "", "", ""])])
-    return _table("Nobody has to choose", head, rows)
+    for name, one in found.items():
+        ends = [NAMES[side] for side in best_and_worst(one) or ()] or ["cannot tell", ""]
+        rows.append([name, *(as_text(one[side]) for side in sides), *ends])
+    head = ["phase", *(f"over {NAMES[s]}" for s in sides), "best fixed", "worst fixed"]
+    return _table("Nobody has to choose: ratios of tokens a second", head, rows)
 
 
 def _phase_table(ledger: Ledger, rounds: Sequence[Round]) -> Record:

@@ -15,22 +15,19 @@ import torch
 from rich.console import Console
 
 from decoder.contracts.bundle import CHAMPION
-from decoder.contracts.errors import ProcessError, RegistryError
+from decoder.contracts.errors import ProcessError
 from pipelines import machine
 from pipelines.demo.breakage import OPTIONS, Breakage, set_broken
 from pipelines.demo.run import (
     is_clear,
     outcome,
     phases_for,
-    promote,
     status_line,
     traffic_seconds,
     write,
 )
 from pipelines.demo.summary import Summary, summarise
 from pipelines.demo.traffic import FAILURES_ALLOWED, PLANS, Traffic
-from pipelines.policy.moves import load_policy
-from pipelines.stack.running import TRACKING_VARIABLE
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import prompts
 from tests.pipelines.watch import records
@@ -183,14 +180,6 @@ def test_what_became_of_a_policy_that_was_promoted_by_mistake_is_told() -> None:
     for came in (outcome(recorded(version=3), 3), outcome(recorded(), 3)):
         told = summarise(ledger, REQUESTS, 1000.0, mistake=came)["sentences"][3]
         assert ("nothing took it back" if came["in_force"] else "no worker took it in") in told
-
-
-def test_a_mistake_is_made_in_the_registry_of_the_demo(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv(TRACKING_VARIABLE, "set back at the end")
-    with pytest.raises(RegistryError, match="no registry"):
-        promote(f"sqlite:///{tmp_path / 'none.db'}", records.SCOPE, tmp_path)
-    policy = load_policy(tmp_path / "drafts-nothing.safetensors", records.SCOPE)
-    assert policy.use_model is False and policy.threshold > 512
 
 
 def test_five_sentences_say_what_was_shown_and_no_more() -> None:
