@@ -134,7 +134,7 @@ def test_figures_are_of_this_run_alone_and_every_comparison_has_its_phases() -> 
         (recorded(), 1, "failings", "1 requests failed"),
         (Ledger(records.WORKER), 0, "failings", "no events were made"),
         (recorded(version=1), 0, "notes", "Nothing that was learned"),
-        (recorded(champion=60.0), 0, "notes", "than plain decoding cannot be told"),
+        (recorded(champion=60.0), 0, "notes", "faster than plain decoding"),
     ],
 )
 def test_a_fault_fails_a_run_and_what_time_was_too_short_to_show_does_not(
