@@ -6,8 +6,7 @@ import signal
 import sys
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -182,16 +181,13 @@ for point in entry_points(group="hvd.commands"):  # the laboratory's
         app.command(point.name)(further)
 
 
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt  # the same way out as Ctrl-C: everything started is stopped
-
-
 def main() -> None:
     """Entry point: an error of ours or a package that is missing is one sentence and exit status 2,
     Ctrl-C is 130."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            signal.signal(number, _terminated)
+            # the same way out as Ctrl-C: everything started is stopped
+            signal.signal(number, signal.default_int_handler)
     try:
         app(prog_name="hvd")
     except HvdError as error:

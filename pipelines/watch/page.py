@@ -200,7 +200,7 @@ def record(
     """What the page shows of ``ledger``, ready for JSON; all text of it is shown as text.
 
     Args:
-        sentences: text, or records as :data:`pipelines.watch.live.Sentence`.
+        sentences: text, or records as :func:`pipelines.watch.live.sentences`.
         facts: further figures by name.
     """
     rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
