@@ -6,8 +6,7 @@ import signal
 import sys
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -124,20 +123,19 @@ def demo(
     """
     from pipelines.demo import run as whole
 
-    run = whole.run(minutes, err if as_json else out, from_scratch)
-    page = whole.write(run, REPORTS)
+    summary = whole.run(minutes, err if as_json else out, REPORTS, from_scratch)
     if as_json:
-        print_json(run.summary)
+        print_json(summary)
     else:
-        for sentence in (*run.summary["sentences"], *run.summary["notes"]):
+        for sentence in (*summary["sentences"], *summary["notes"]):
             out.print(sentence, markup=False, highlight=False)
-        out.print(f"Report: [bold]{page}[/bold]")
+        out.print(f"Report: [bold]{REPORTS / 'report.html'}[/bold]")
         out.print(
             f"Registry: mlflow ui --backend-store-uri sqlite:///{whole.HOME}/mlruns/mlflow.db"
         )
-    for failing in run.summary["failings"]:
+    for failing in summary["failings"]:
         err.print(f"[red]{escape(failing)}[/red]")
-    raise typer.Exit(1 if run.summary["failings"] else 0)
+    raise typer.Exit(1 if summary["failings"] else 0)
 
 
 @app.command()
@@ -183,16 +181,13 @@ for point in entry_points(group="hvd.commands"):  # the laboratory's
         app.command(point.name)(further)
 
 
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt  # the same way out as Ctrl-C: everything started is stopped
-
-
 def main() -> None:
     """Entry point: an error of ours or a package that is missing is one sentence and exit status 2,
     Ctrl-C is 130."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            signal.signal(number, _terminated)
+            # the same way out as Ctrl-C: everything started is stopped
+            signal.signal(number, signal.default_int_handler)
     try:
         app(prog_name="hvd")
     except HvdError as error:

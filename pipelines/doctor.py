@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -154,12 +153,8 @@ def shared_memory() -> Check:
     return Check("shared memory", True, "room for an engine of two ranks")
 
 
-SINGLE: Final[tuple[Callable[[], Check], ...]] = (
-    *(vllm, processor, shared_memory, kafka, registry),
-    *(model, tenants),
-)
-
-
 def examine() -> list[Check]:
     """Every check, in the order in which one would mend things."""
-    return [*(package(name, pin) for name, pin in PINS.items()), *(check() for check in SINGLE)]
+    packages = [package(name, pin) for name, pin in PINS.items()]
+    others = vllm, processor, shared_memory, kafka, registry, model, tenants
+    return [*packages, *(check() for check in others)]

@@ -1,25 +1,18 @@
 """``hvd demo``: the whole loop in a few minutes.
 
 Start the stack as it ships; send one agent's session at a time, then three, then conversation;
-break the drafter and mend it; promote a bad policy by hand. Meanwhile interleave plain, stock
-suffix and EAGLE3 decoding with the policy in force, and show what it is worth beside the best and
-the worst of them; wait until every event has reached the learner; stop; write the report.
-
-The policy that is promoted by hand is a person's mistake: it drafts nothing. The same command does
-it that anybody would give. What follows is the service's own: the worker's floor puts the best
-fixed method in force where it finds the policy behind, and the learner's gate judges every champion
-against the policy before it, the one that ships among them.
+break the drafter and mend it; make a policy champion by hand that drafts nothing, a person's
+mistake, which the worker's floor relieves and the learner's gate takes back. Meanwhile plain, stock
+suffix and EAGLE3 decoding are interleaved with the policy in force. Wait until every event has
+reached the learner; stop; write the report.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -32,11 +25,12 @@ from decoder.policy.probes import to_bytes
 from pipelines.demo import breakage
 from pipelines.demo.summary import Summary, summarise
 from pipelines.demo.traffic import PLANS, Plan, Traffic
+from pipelines.policy import moves
 from pipelines.reports import Shown, write_json, write_text
 from pipelines.stack.processes import wait_until
-from pipelines.stack.running import HVD, TRACKING_VARIABLE, Home, Ports, Stack, running
+from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, Stack, running
 from pipelines.watch.ledger import Ledger, Observer
-from pipelines.watch.page import ALL, NAMES, Record, as_text, is_bounded, record, render, uplifts
+from pipelines.watch.page import ALL, NAMES, as_text, is_bounded, record, render, uplifts
 from pipelines.workloads import prompts
 
 DEFAULT_MINUTES: Final = 7.0
@@ -69,14 +63,6 @@ FROM_SCRATCH: Final[Mapping[str, str]] = {
 those compared."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """A demo that is over: ``summary.json``, and what its page shows."""
-
-    summary: Summary
-    page: Record
-
-
 def phases_for(seconds: float) -> list[tuple[Plan, float]]:
     """The phases that fit into ``seconds`` of traffic, each with its own length."""
     plans = PLANS if seconds >= ALL_PHASES_SECONDS else PLANS[:2]
@@ -100,11 +86,14 @@ def is_clear(ledger: Ledger) -> bool:
     )
 
 
-def run(minutes: float | None, console: Console, from_scratch: bool = False) -> Run:
+def run(
+    minutes: float | None, console: Console, folder: Path, from_scratch: bool = False
+) -> Summary:
     """Run the demo from start to stop; state of an earlier demo is removed first.
 
     Args:
         minutes: of traffic, at most; None: what is left of nine minutes.
+        folder: gets ``summary.json``, which is returned, and the page.
         from_scratch: begin with counted scores instead of the policy that ships.
 
     Raises:
@@ -112,7 +101,7 @@ def run(minutes: float | None, console: Console, from_scratch: bool = False) -> 
     """
     started = time.monotonic()
     shutil.rmtree(HOME, ignore_errors=True)
-    ledger = Ledger(worker=f"demo-{os.getpid()}")
+    ledger = Ledger(os.environ.get("HVD_WORKER_NAME", f"demo-{os.getpid()}"))
     home, ports = Home.under(HOME.resolve()), Ports.free()
     console.print(f"Logs in [bold]{HOME / 'logs'}[/bold].")
     with console.status("reading the prompts"):
@@ -121,7 +110,8 @@ def run(minutes: float | None, console: Console, from_scratch: bool = False) -> 
     settings = {**SETTINGS, **(FROM_SCRATCH if from_scratch else {}), **breakage.SETTINGS}
     assigned = ", ".join(f"{k}={os.environ.get(k, v)}" for k, v in settings.items())
     console.print(f"Set for the demo alone: {assigned}.", highlight=False, soft_wrap=True)
-    with running(ports, home, console, ledger.worker, breakage.OPTIONS, settings) as stack:
+    settings["HVD_WORKER_NAME"] = ledger.worker
+    with running(ports, home, console, breakage.OPTIONS, settings) as stack:
         observer = Observer(stack.kafka, ledger)
         observer.start()
         traffic = Traffic(stack.api, stack.model, ledger)
@@ -137,21 +127,32 @@ def run(minutes: float | None, console: Console, from_scratch: bool = False) -> 
             with console.status("waiting until every event has reached the learner"):
                 traffic.end()
                 _wait_until_learned(stack, ledger, before)
-                mistaken = _mistaken(stack, ledger, by_hand)
+                mistaken = outcome(ledger, by_hand) if by_hand else None
+                if mistaken and mistaken["taken_back_s"] is not None:
+                    model = _model(stack.tracking_uri, ledger.scope)
+                    served = model.version(str(model.standing.served))
+                    mistaken["why"] = served.tags.get("why", "")
         finally:
             traffic.stopping.set()
             observer.close()
     start = os.environ.get("HVD_WORKER_START", settings.get("HVD_WORKER_START", "first"))
     summary = summarise(ledger, traffic.counts, began, before, start, mistaken)
-    return Run(summary, page_of(ledger, summary))
+    write(ledger, summary, folder)
+    return summary
 
 
-def page_of(ledger: Ledger, summary: Summary) -> Record:
-    """What the page of a demo shows."""
+def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
+    """Write ``summary.json`` and ``report.html`` into ``folder``.
+
+    Raises:
+        SettingsError: they cannot be written.
+    """
     traffic = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s"
     facts = {"machine": summary["machine"], "traffic": f"{traffic} from {summary['date']}"}
     sentences = summary["sentences"] + summary["notes"] + summary["failings"]
-    return record(ledger, "Adaptive decoding: a demo run", sentences, facts)
+    page = record(ledger, "Adaptive decoding: a demo run", sentences, facts)
+    write_json(summary, folder / "summary.json")
+    write_text(render(page), folder / "report.html")
 
 
 def _run_phases(
@@ -164,8 +165,9 @@ def _run_phases(
             breakage.set_broken(stack.api, plan.broken)
             traffic.begin(plan, seed=index)
             began = time.monotonic()
-            if plan.mistake and _has_champion(ledger):
-                by_hand = promote(stack, ledger.scope, HOME)
+            # only a champion of the learner's can have its place taken
+            if plan.mistake and ledger.learner and ledger.learner[-1].champion_version:
+                by_hand = promote(stack.tracking_uri, ledger.scope, HOME)
             while (spent := time.monotonic() - began) < seconds and not _is_over(ledger, by_hand):
                 stack.check()
                 traffic.check()
@@ -175,11 +177,6 @@ def _run_phases(
     return by_hand
 
 
-def _has_champion(ledger: Ledger) -> bool:
-    """Whether the learner has published one that a mistake could take the place of."""
-    return bool(ledger.learner) and ledger.learner[-1].champion_version > 0
-
-
 def _is_over(ledger: Ledger, by_hand: int) -> bool:
     """Whether the running phase has shown what it is for."""
     if by_hand:
@@ -187,15 +184,6 @@ def _is_over(ledger: Ledger, by_hand: int) -> bool:
         if found["relieved_s"] is None and found["taken_back_s"] is None:
             return False
     return is_clear(ledger)
-
-
-def _mistaken(stack: Stack, ledger: Ledger, by_hand: int) -> dict[str, Any] | None:
-    """What became of a policy that was promoted by hand, and why; None of none."""
-    if not by_hand:
-        return None
-    found = outcome(ledger, by_hand)
-    taken = found["taken_back_s"] is not None
-    return found | {"why": reason(stack, ledger.scope) if taken else ""}
 
 
 def _wait_until_learned(stack: Stack, ledger: Ledger, before: int) -> None:
@@ -218,17 +206,6 @@ def _wait_until_learned(stack: Stack, ledger: Ledger, before: int) -> None:
         raise ProcessError(f"worker or learner report nothing any more: see their logs in {HOME}.")
 
 
-def write(run: Run, folder: Path) -> Path:
-    """Write ``summary.json`` and the page into ``folder``; the page's path.
-
-    Raises:
-        SettingsError: they cannot be written.
-    """
-    write_json(run.summary, folder / "summary.json")
-    write_text(render(run.page), folder / "report.html")
-    return folder / "report.html"
-
-
 def status_line(ledger: Ledger) -> str:
     """The state of a run in one line of text."""
     over = uplifts(list(ledger.rounds), ())[ALL]
@@ -243,47 +220,23 @@ def status_line(ledger: Ledger) -> str:
 
 NEVER: Final = 1e9
 """Accepted tokens that no draft is expected to reach."""
-MOVE_SECONDS: Final = 120.0
 WHY: Final = "a mistake: it drafts nothing"
 
 
-def promote(stack: Stack, scope: str, folder: Path) -> int:
-    """Make a policy champion that drafts nothing; its version.
+def promote(uri: str, scope: str, folder: Path) -> int:
+    """Make a policy champion, in the registry at ``uri``, that drafts nothing; its version.
 
     Raises:
-        ProcessError: it could not be promoted; with what the command said.
+        RegistryError: it could not be promoted.
     """
-    policy = Policy(scope, 0, NEVER, "frequency", use_model=False)
     bundle = folder / "drafts-nothing.safetensors"
-    bundle.write_bytes(to_bytes(policy))
-    told = _hvd(stack, "promote", str(bundle), "--force", "--why", WHY, "--scope", scope)
-    return int(told["to"])
+    bundle.write_bytes(to_bytes(Policy(scope, 0, NEVER, "frequency", use_model=False)))
+    return int(moves.promote(_model(uri, scope), str(bundle), WHY, force=True)["to"])
 
 
-def reason(stack: Stack, scope: str) -> str:
-    """Why the version that is served now was made champion, as the registry has it.
-
-    Raises:
-        ProcessError: it could not be asked.
-    """
-    (model,) = _hvd(stack, "list", "--scope", scope)
-    tags = {one["version"]: one["tags"] for one in model["versions"]}
-    return str(tags.get(model["served"], {}).get("why", ""))
-
-
-def _hvd(stack: Stack, *arguments: str) -> Any:
-    """What ``hvd policy`` prints as JSON."""
-    try:
-        done = subprocess.run(
-            [*HVD, "policy", *arguments, "--json"],
-            env={**os.environ, TRACKING_VARIABLE: stack.tracking_uri},
-            capture_output=True, text=True, timeout=MOVE_SECONDS, check=True,
-        )  # fmt: skip
-        return json.loads(done.stdout)
-    except (subprocess.SubprocessError, ValueError) as error:
-        said = str(getattr(error, "stderr", "") or error).strip()
-        what = f"'hvd policy {arguments[0]}' did not work in the demo"
-        raise ProcessError(f"{what}: {said} See the registry's log.") from error
+def _model(uri: str, scope: str) -> moves.Model:
+    os.environ[TRACKING_VARIABLE] = uri  # where a person would look
+    return moves.one_model(scope)
 
 
 def outcome(ledger: Ledger, version: int) -> dict[str, Any]:
@@ -291,14 +244,10 @@ def outcome(ledger: Ledger, version: int) -> dict[str, Any]:
     relieved it, and until another policy was in force; null is not yet."""
     switches = ledger.policy_switches()
     came = next((at for at, v in switches if v == version), None)
-    if came is None:
-        return {"version": version, "in_force": False, "relieved_s": None, "taken_back_s": None}
-    gone = next((at for at, v in switches if at > came and v != version), None)
-    floor = (s.time for s in list(ledger.statuses) if s.policy_version == version and s.fallback)
-    relieved = next(floor, None)
-    return {
-        "version": version,
-        "in_force": True,
-        "relieved_s": None if relieved is None else round(relieved - came, 1),
-        "taken_back_s": None if gone is None else round(gone - came, 1),
-    }
+    mine = [s for s in list(ledger.statuses) if s.policy_version == version]
+    times = {"relieved_s": next((s.time for s in mine if s.fallback), None), "taken_back_s": None}
+    if came is not None:
+        gone = (at for at, v in switches if at > came and v != version)
+        times["taken_back_s"] = next(gone, None)
+    after = {k: None if at is None else round(at - (came or at), 1) for k, at in times.items()}
+    return {"version": version, "in_force": came is not None, **after}

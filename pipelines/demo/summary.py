@@ -95,11 +95,13 @@ def _failings(summary: Summary) -> list[str]:
 def _notes(summary: Summary) -> list[str]:
     """What was not shown, for want of time; no fault."""
     learned = "Nothing that was learned in these minutes was shown to be better than what served."
-    return ([] if summary["policy_versions_applied"] else [learned]) + [
-        f"Whether it is faster than {_named(side)} cannot be told from this run."
+    open_ = [
+        _named(side)
         for side, one in summary["uplift"].items()
         if one["low"] is None or one["low"] <= 1.0 <= one["high"]
     ]
+    told = f"Whether it is faster than {', '.join(open_)} cannot be told from this run."
+    return [learned] * (not summary["policy_versions_applied"]) + [told] * bool(open_)
 
 
 def _speed(summary: Summary) -> str:

@@ -13,12 +13,11 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from decoder.contracts.errors import ModelError, ProcessError
 from decoder.tenancy.key import VARIABLE, ensure_key
@@ -34,7 +33,6 @@ METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Where vLLM's API process looks for what other processes measured, the worker's among them."""
 METRICS_ROOM: Final = 4 << 20
 """Bytes that are written there, with some to spare."""
-LEFT_OVER_SECONDS: Final = 3600.0
 MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
 """Says whose a request is; what it says goes before any client's word."""
 DRAINING: Final = "decoder.engines.vllm.draining.DrainingMiddleware"
@@ -114,12 +112,9 @@ def check(options: ServeOptions) -> None:
 
     KafkaSettings.load()
     key_of(WorkerSettings.load())
-    target = read_config(options.model, "model")
-    files = Path(options.model).expanduser().glob("*")
-    if target is not None and not any(f.suffix in (".safetensors", ".bin") for f in files):
-        raise ModelError(f"model {options.model} holds no weights (*.safetensors or *.bin).")
-    if options.drafter is not None:
-        read_config(options.drafter, "drafter")
+    for name, what in ((options.model, "model"), (options.drafter, "drafter")):
+        if name is not None:
+            _check_checkpoint(name, what)
     try:
         tempfile.gettempdir()  # of vLLM's sockets
     except OSError as error:
@@ -129,25 +124,20 @@ def check(options: ServeOptions) -> None:
     machine.check_free(options.port, "choose another with --port", options.host)
 
 
-def read_config(model: str, what: str) -> dict[str, Any] | None:
-    """``config.json`` of a local checkpoint directory; None for the name of a hub repository.
-
-    Raises:
-        ModelError: ``model`` is neither such a name nor a checkpoint directory.
-    """
-    path = Path(model).expanduser()
-    if not path.exists() and re.fullmatch(r"[^/.~][^/]*/[^/]+", model):
-        return None
+def _check_checkpoint(name: str, what: str) -> None:
+    path = Path(name).expanduser()
+    if not path.exists() and re.fullmatch(r"[^/.~][^/]*/[^/]+", name):
+        return  # of a hub
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
+        if not isinstance(json.loads((path / "config.json").read_text(encoding="utf-8")), dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{what} {model} is no checkpoint whose config.json can be read ({error}): give a "
+            f"{what} {name} is no checkpoint whose config.json can be read ({error}): give a "
             "checkpoint directory, or a hub name such as owner/name."
         ) from error
-    return config
+    if not any(file.suffix in (".safetensors", ".bin") for file in path.glob("*")):
+        raise ModelError(f"{what} {name} holds no weights (*.safetensors or *.bin).")
 
 
 def metrics_folder(port: int) -> Path:
@@ -173,11 +163,8 @@ def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None
     try:
         if folder == metrics_folder(options.port):
             folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for other in folder.parent.glob("[0-9]*"):
-                # none that is starting will use it, and none that runs does
-                old = time.time() - other.stat().st_mtime > LEFT_OVER_SECONDS
-                if other == folder or (old and machine.is_free(int(other.name))):
-                    shutil.rmtree(other)
+            if folder.exists():
+                shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -251,22 +238,14 @@ def serve_command(
         # compiling costs a minute of start-up and, with drafts of any length, wins little
         arguments.append("--enforce-eager")
     if said(options.extra, "--enable-lora") is not None:
-        arguments += _beside_adapters(options.extra, on_cpu)
+        # a step must hold the longest draft, and one token more, of every request at once
+        each, least = LARGEST_DRAFT + 1, STEP_TOKENS[on_cpu]
+        tokens, requests = (_number(options.extra, one) for one in (TOKENS, REQUESTS))
+        if requests is None:
+            arguments += [REQUESTS, str(max((tokens or least) // each, 1))]
+        if tokens is None:
+            arguments += [TOKENS, str(max((requests or 0) * each, least))]
     return [*arguments, *options.extra], env
-
-
-def _beside_adapters(extra: Sequence[str], on_cpu: bool) -> list[str]:
-    """Sizes with which vLLM starts with adapters: there a step must hold the longest draft, and one
-    token more, of every request at once.
-    """
-    each = LARGEST_DRAFT + 1
-    tokens, requests = _number(extra, TOKENS), _number(extra, REQUESTS)
-    sizes = []
-    if said(extra, REQUESTS) is None:
-        sizes += [REQUESTS, str(max((tokens or STEP_TOKENS[on_cpu]) // each, 1))]
-    if said(extra, TOKENS) is None:
-        sizes += [TOKENS, str(max((requests or 0) * each, STEP_TOKENS[on_cpu]))]
-    return sizes
 
 
 def serve(options: ServeOptions) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from decoder.contracts.errors import ProcessError
 
@@ -25,24 +25,19 @@ if TYPE_CHECKING:
 TAIL_LINES: Final = 12
 TAIL_BYTES: Final = 16_384
 """A log that grew for weeks is not read whole for its last lines."""
-KEPT_BYTES: Final = 16 * 2**20
-"""Of a log that is gone on with: a longer one becomes ``NAME.1``, and that of before is lost."""
 STOP_SECONDS: Final = 15.0
 """From SIGTERM to SIGKILL: a worker sends its last events and the learner its last checkpoint."""
 POLL_SECONDS: Final = 0.2
-BOUND: Final = ("setpriv", "--pdeathsig", "TERM", "--")
-"""Killed ourselves, we can stop nobody: then the kernel tells the child, which would otherwise hold
-its port against the next start. Of util-linux; it is told when the thread that started it ends."""
-UNLESS_ORPHANED: Final = ("sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
-"""Nobody is told of a parent that had ended before: with our process id and what shall run."""
-YIELDING: Final = (
-    *("sh", "-c"),
-    "for wait in .2 .2 .2 .2 0; do { [ ! -w /proc/self/autogroup ] || echo $0 >/proc/self/autogroup"
-    '; } 2>/dev/null && break; sleep $wait; done; exec nice -n "$0" "$@"',
+BOUND: Final = (
+    *("setpriv", "--pdeathsig", "TERM", "--", "sh", "-c"),
+    '[ "$PPID" = "$0" ] || exit; [ "$1" = 0 ] || { echo "$1" >/proc/self/autogroup; } 2>/dev/null; '
+    'by=$1; shift; exec nice -n "$by" "$@"',
 )
-"""With how much and what shall run. Where Linux shares processors out by session, niceness counts
-in the own session alone, which has one itself: everybody together may write ten of these a second.
-"""
+"""With our process id, niceness, and what shall run. Killed ourselves, we can stop nobody: then the
+kernel tells the child (setpriv, of util-linux, when the thread that started it ends), which would
+otherwise hold its port against the next start; nobody is told of a parent that had ended before.
+Where Linux shares processors out by session, niceness counts in the own session alone, which has
+one itself."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +116,7 @@ def begin(part: Part, children: dict[str, Child], again: bool = False) -> Child:
 
 
 def start(part: Part, again: bool = False) -> Child:
-    """Start ``part`` in the background; its log is emptied, or if it is started ``again`` gone on
-    with, of which no more than :data:`KEPT_BYTES` are kept twice.
+    """Start ``part`` in the background; its log is emptied, or where it starts ``again`` added to.
 
     Raises:
         ProcessError: the program cannot be run, or its log not be written.
@@ -132,14 +126,10 @@ def start(part: Part, again: bool = False) -> Child:
     name, arguments, log = part.name, part.arguments, part.log
     if shutil.which(arguments[0]) is None:
         raise ProcessError(f"{name} cannot be started: {arguments[0]} is no program.")
-    if part.niceness:
-        arguments = [*YIELDING, str(part.niceness), *arguments]
     if shutil.which(BOUND[0]):
-        arguments = [*BOUND, *UNLESS_ORPHANED, str(os.getpid()), *arguments]
+        arguments = [*BOUND, str(os.getpid()), str(part.niceness), *arguments]
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        if again and log.exists() and log.stat().st_size > KEPT_BYTES:
-            log.replace(log.with_name(f"{log.name}.1"))
         with log.open("ab" if again else "wb") as out:
             begins = out.tell()  # the child's writing moves it
             process = psutil.Popen(
@@ -196,6 +186,19 @@ AGAIN_S: Final = 0.05
 
 
 @contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[signal.Signals]]:
+    """Let ``handler`` hear those of ``SIGNALS`` that are not ignored, which are yielded."""
+    before = {each: was for each in SIGNALS if (was := signal.getsignal(each)) != signal.SIG_IGN}
+    for each in before:
+        signal.signal(each, handler)
+    try:
+        yield [*before]
+    finally:
+        for each, was in before.items():
+            signal.signal(each, was)
+
+
+@contextlib.contextmanager
 def first_only() -> Iterator[None]:
     """The first of ``SIGNALS`` raises KeyboardInterrupt, further ones do nothing: what stops the
     children is not itself stopped halfway.
@@ -204,7 +207,7 @@ def first_only() -> Iterator[None]:
     """
 
     def heard(number: int, frame: FrameType | None) -> None:
-        for each in before:
+        for each in heeded:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt(number)
 
@@ -213,22 +216,18 @@ def first_only() -> Iterator[None]:
         if not (isinstance(what.exc_value, KeyboardInterrupt) and what.exc_value.args):
             hook(what)  # what others raised is not ours
             return
-        listen()
+        for each in heeded:
+            signal.signal(each, heard)
         number = what.exc_value.args[0]
         threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
 
-    def listen() -> None:
-        for number in before:
-            signal.signal(number, heard)
-
-    before, hook = _handlers(), sys.unraisablehook
-    sys.unraisablehook = unheard
-    listen()
-    try:
-        yield
-    finally:
-        _restore(before)
-        sys.unraisablehook = hook
+    hook = sys.unraisablehook
+    with _handling(heard) as heeded:
+        sys.unraisablehook = unheard
+        try:
+            yield
+        finally:
+            sys.unraisablehook = hook
 
 
 @contextlib.contextmanager
@@ -239,22 +238,9 @@ def held() -> Iterator[None]:
     Nothing is blocked in the kernel, because a child would inherit that.
     """
     pending: list[int] = []
-    before = _handlers()
-    for number in before:
-        signal.signal(number, lambda number, frame: pending.append(number))
     try:
-        yield
+        with _handling(lambda number, frame: pending.append(number)):
+            yield
     finally:
-        _restore(before)
         if pending:
             signal.raise_signal(pending[0])
-
-
-def _handlers() -> dict[signal.Signals, Any]:
-    found = {number: signal.getsignal(number) for number in SIGNALS}
-    return {number: handler for number, handler in found.items() if handler != signal.SIG_IGN}
-
-
-def _restore(handlers: dict[signal.Signals, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler)

@@ -103,23 +103,13 @@ def registry_arguments(port: int, home: Path) -> list[str]:
     ]
 
 
-def child_environment(
-    environment: Mapping[str, str], kafka: KafkaSettings, tracking_uri: str, learner_state: Path
-) -> dict[str, str]:
-    """What every process of the stack gets: the caller's environment and where the others are."""
-    return {
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "GIT_PYTHON_REFRESH": "quiet",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
-        **environment,
-        broker.VARIABLE: kafka.bootstrap_servers,
-        TRACKING_VARIABLE: tracking_uri,
-        "HVD_LEARNER_STATE_DIR": str(learner_state),
-    }
-
-
+QUIET: Final[Mapping[str, str]] = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "GIT_PYTHON_REFRESH": "quiet",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
 PLAIN: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For what is asked over http, again and again: by default each one first reads all certificates
 of the system, 20 ms of a core that the server could have used."""
@@ -147,14 +137,12 @@ def running(
     ports: Ports,
     home: Home,
     console: Console,
-    worker_name: str | None = None,
     serve_options: tuple[str, ...] = (),
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Stack]:
     """Start the stack, wait until it serves, and stop it on leaving, however it is left.
 
     Args:
-        worker_name: how the worker calls itself in telemetry.
         serve_options: further arguments of ``hvd serve``.
         settings: variables of worker and learner; the caller's environment goes before them.
 
@@ -187,11 +175,9 @@ def running(
                 kafka = broker.local(ports.kafka)
                 with _step(console, f"broker {kafka.bootstrap_servers}"):
                     start(broker.broker_part(ports.kafka, home.root / "broker", home.log("broker")))
-            environment = child_environment(
-                {**settings, **os.environ}, kafka, uri, home.root / "learner"
-            )
-            if worker_name is not None:
-                environment["HVD_WORKER_NAME"] = worker_name
+            places = {broker.VARIABLE: kafka.bootstrap_servers, TRACKING_VARIABLE: uri}
+            places["HVD_LEARNER_STATE_DIR"] = str(home.root / "learner")
+            environment = {**QUIET, **settings, **os.environ, **places}
             if TRACKING_VARIABLE not in os.environ:
                 with _step(console, f"registry {uri}"):
                     another = f"set {TRACKING_VARIABLE}={uri} if that is the registry to use"

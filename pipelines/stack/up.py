@@ -61,8 +61,8 @@ def greeting(stack: Stack, page: str, home: Home) -> str:
     kafka = stack.kafka.bootstrap_servers
     messages = [{"role": "user", "content": "Name three rivers."}]
     asked = {"model": stack.model, "messages": messages, "max_tokens": 64, "temperature": 0}
-    request = f"{stack.api}/v1/chat/completions -H 'Content-Type: application/json'"
     programs = Path(os.path.relpath(Path(sys.executable).parent))  # .venv/bin, in a checkout
+    request = f"{stack.api}/v1/chat/completions -H 'Content-Type: application/json'"
     text = f"""
 API     {stack.api}/v1
 Page    {page}
@@ -88,24 +88,11 @@ SAID_CHARACTERS: Final = 160
 """Of a log's last line: a screen's line or two."""
 
 
-@dataclass(frozen=True)
-class Pauses:
-    """Seconds before the first new try, before any at most, and between two looks.
-
-    What has served for ``steady`` seconds begins with the first pause again.
-    """
-
-    first: float = 1.0
-    longest: float = 60.0
-    steady: float = 60.0
-    look: float = 0.2
-
-    def before(self, attempt: int) -> float:
-        """The pause before the ``attempt``-th new try, counted from 1: doubled each time."""
-        return min(self.first * 2.0 ** min(attempt - 1, 30), self.longest)
-
-
-PAUSES: Final = Pauses()
+LONGEST: Final = 60.0
+"""Of the pauses before new tries, each twice the one before it, from one on. What has served for so
+long begins anew."""
+LOOK: Final = 0.2
+"""Between two looks."""
 
 
 @dataclass
@@ -126,22 +113,23 @@ def keep(
     parts: Mapping[str, Part],
     children: dict[str, Child],
     say: Callable[[str], None],
-    pauses: Pauses = PAUSES,
+    second: float = 1.0,
 ) -> NoReturn:
     """Start again whatever of ``parts`` ends, until an interrupt is raised.
 
-    ``children`` holds their processes; who ended is taken out, who was started is put in.
+    Pauses are in units of ``second`` seconds. ``children`` holds their processes; who ended is
+    taken out, who was started is put in.
     """
     now = time.monotonic()
     watches = [Watch(part, serves_since=now) for part in parts.values()]
     while True:
         for watch in watches:
-            look(watch, children, say, pauses)
-        time.sleep(pauses.look)
+            look(watch, children, say, second)
+        time.sleep(LOOK * second)
 
 
 def look(
-    watch: Watch, children: dict[str, Child], say: Callable[[str], None], pauses: Pauses
+    watch: Watch, children: dict[str, Child], say: Callable[[str], None], second: float = 1.0
 ) -> None:
     """Do what one part needs now; waits for nothing but a child that is to be stopped."""
     part, now, trouble = watch.part, time.monotonic(), ""
@@ -157,7 +145,7 @@ def look(
     elif not child.is_alive:
         trouble = child.ending()
     elif watch.serves_since is not None:
-        if now - watch.serves_since >= pauses.steady:
+        if now - watch.serves_since >= LONGEST * second:
             watch.attempts = 0
     elif _is_ready(part):
         watch.serves_since = time.monotonic()
@@ -173,9 +161,8 @@ def look(
         trouble += f" ({child.log.name}: {line[:SAID_CHARACTERS]})" if line else ""
     now = time.monotonic()
     watch.down_since = watch.down_since if watch.serves_since is None else now
-    watch.attempts, watch.serves_since = watch.attempts + 1, None
-    pause = pauses.before(watch.attempts)
-    watch.due = now + pause
+    pause = second * min(2.0 ** min(watch.attempts, 30), LONGEST)
+    watch.attempts, watch.serves_since, watch.due = watch.attempts + 1, None, now + pause
     say(f"{part.name} {trouble}; next try in {pause:.0f} s")
 
 

@@ -10,14 +10,14 @@ import itertools
 import math
 import threading
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
-import numpy as np
 from kafka import TopicPartition
-from numpy.typing import NDArray
 
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, Policy, unpack
@@ -41,9 +41,6 @@ AHEAD_S: Final = 60.0
 LEARNED: Final = "learner"
 """Origin, in its provenance, of a policy that learning made."""
 
-Sums = NDArray[np.float64]
-"""[5]: cycles by arm, tokens accepted of cache and model."""
-
 
 @dataclass(frozen=True)
 class Window:
@@ -51,7 +48,6 @@ class Window:
 
     events: int
     arm_shares: dict[str, float]
-    accepted_by_arm: dict[str, float]  # accepted draft tokens per cycle of that arm
 
 
 class Drafts:
@@ -61,51 +57,37 @@ class Drafts:
     def __init__(self, keep_s: float = math.inf) -> None:
         self.keep_s = keep_s
         self.seen = 0
-        self._seconds: dict[int, Sums] = {}
+        self._seconds: dict[int, Counter[str]] = {}  # cycles by arm
         self._numbers: dict[tuple[str, int], None] = {}
 
     def add(self, batch: EventBatch) -> None:
         """Count the events of ``batch``, each once."""
-        numbers, arms = batch.numbers, np.array(batch.names["arm"])
-        fresh = self._fresh(batch)
-        self.seen += int(fresh.sum())
-        from_cache = np.minimum(numbers["accepted"], numbers["verified_len"])
-        from_model = np.nan_to_num(numbers["model_accepted"])
-        columns = [arms == arm for arm in ARMS]
-        columns += [np.where(columns[0], from_cache, 0), np.where(columns[1], from_model, 0)]
-        own = fresh & np.isin(batch.names["side"], OWN)
-        seconds, rows = numbers["time"][own].astype(int), np.column_stack(columns)[own]
-        for second in np.unique(seconds).tolist():
-            sums = rows[seconds == second].sum(axis=0, dtype=np.float64)
-            self._seconds[second] = self._seconds.get(second, 0.0) + sums
+        numbers, times = (batch.numbers[name].tolist() for name in ("number", "time"))
+        arms, sides = batch.names["arm"], batch.names["side"]
+        for number, at, arm, side in zip(numbers, times, arms, sides, strict=True):
+            if (batch.origin.life, number) not in self._numbers:
+                self._numbers[batch.origin.life, number] = None
+                self.seen += 1
+                if side in OWN:
+                    self._seconds.setdefault(int(at), Counter())[arm] += 1
+        while len(self._numbers) > KEPT_NUMBERS:
+            del self._numbers[next(iter(self._numbers))]
         if len(self._seconds) > 2 * self.keep_s:
             # neither too old nor of a time to come, which would never grow old
             now = time.time()
-            kept = {s: sums for s, sums in self._seconds.items() if abs(now - s) <= self.keep_s}
+            kept = {s: arms for s, arms in self._seconds.items() if abs(now - s) <= self.keep_s}
             self._seconds = kept
 
     def windows(self, bounds: Sequence[tuple[float, float]]) -> list[Window]:
         """What happened between each of ``bounds``, seconds since the epoch, in whole seconds."""
-        known = sorted(self._seconds.items(), key=lambda item: item[0])
-        totals = np.cumsum([np.zeros(5), *(sums for _, sums in known)], axis=0)
-        at = np.searchsorted([second for second, _ in known], np.reshape(bounds, (-1, 2)))
-        found = []
-        for *cycles, cached, drafted in np.diff(totals[at], axis=1)[:, 0].tolist():
-            total = sum(cycles)
-            shares = {arm: n / max(total, 1.0) for arm, n in zip(ARMS, cycles, strict=True)}
-            accepted = {"cache": cached / max(cycles[0], 1.0)}
-            accepted["model"] = drafted / max(cycles[1], 1.0)
-            found.append(Window(int(total), shares, accepted))
+        seconds, found = dict(self._seconds), []
+        known = sorted(seconds)
+        for begins, ends in bounds:
+            within = known[bisect_left(known, begins) : bisect_left(known, ends)]
+            cycles = sum((seconds[second] for second in within), Counter[str]())
+            total = cycles.total()
+            found.append(Window(total, {arm: cycles[arm] / max(total, 1) for arm in ARMS}))
         return found
-
-    def _fresh(self, batch: EventBatch) -> NDArray[np.bool_]:
-        fresh = np.zeros(len(batch), np.bool_)
-        for row, number in enumerate(batch.numbers["number"].tolist()):
-            fresh[row] = (batch.origin.life, number) not in self._numbers
-            self._numbers[batch.origin.life, number] = None
-        while len(self._numbers) > KEPT_NUMBERS:
-            del self._numbers[next(iter(self._numbers))]
-        return fresh
 
 
 Timed = TypeVar("Timed", WorkerStatus, LearnerStatus, Round)

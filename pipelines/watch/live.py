@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Final
 
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import FIRST
@@ -111,18 +111,15 @@ def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator
         observer.close()
 
 
-Sentence = dict[str, Any]
-"""``text``, and where one link tells more its ``label`` and ``href``."""
-
 SILENT_S: Final = 15.0
 """A status comes each second: whoever sends none for so long is away, or has ended."""
 CLOSE: Final = 0.05
 """Half the width, as a share, at which an interval is narrow enough to stop waiting for."""
 
 
-def sentences(ledger: Ledger, registry: str = "") -> list[Sentence]:
-    """The four, of the worker seen last and its learner; ``registry`` is MLflow's address, if it
-    has one."""
+def sentences(ledger: Ledger, registry: str = "") -> list[dict[str, str]]:
+    """The four, of the worker seen last and its learner: ``text``, and where one link tells more
+    its ``label`` and ``href``. ``registry`` is MLflow's address, if it has one."""
     worker = ledger.statuses[-1] if ledger.statuses else None
     learner = ledger.learner[-1] if ledger.learner else None
     trouble = "; ".join(_troubles(ledger, worker, learner))

@@ -41,8 +41,6 @@ NAMES: Final[Mapping[str, str]] = {
 FIXED: Final = (PLAIN, SUFFIX, MODEL)
 """Of these, the methods that somebody would have to choose between."""
 ALL: Final = "(all)"
-RECENT: Final = 24
-"""Pairs of a moving estimate: a minute or two of a demo."""
 
 
 def is_bounded(one: Effect) -> bool:
@@ -87,9 +85,9 @@ def best_and_worst(sides: Mapping[str, Effect]) -> tuple[str, str] | None:
     return min(known, key=known.__getitem__), max(known, key=known.__getitem__)
 
 
-def rate_in(phase: Phase, rounds: Iterable[Round], side: str = CHAMPION) -> float:
-    """Tokens a second of ``side`` in its blocks of a phase, by the clock; 0 without any."""
-    blocks = [block for one in _within(phase, rounds) if (block := one.block(side))]
+def rate_in(phase: Phase, rounds: Iterable[Round]) -> float:
+    """Tokens a second of the champion in its blocks of a phase, by the clock; 0 without any."""
+    blocks = [block for one in _within(phase, rounds) if (block := one.block(CHAMPION))]
     return 1e6 * sum(b.tokens for b in blocks) / max(sum(b.us for b in blocks), 1.0)
 
 
@@ -97,23 +95,14 @@ def _within(phase: Phase, rounds: Iterable[Round]) -> list[Round]:
     return [one for one in rounds if phase.began <= one.time < phase.ended]
 
 
-def over_time(
-    rounds: Sequence[Round], side: str, points: int, recent: int | None = None
-) -> list[tuple[float, Effect]]:
-    """The rate over ``side``'s as it was known at up to ``points`` times, oldest first.
-
-    Args:
-        recent: go by the last so many pairs alone; None: by all until then.
-    """
+def over_time(rounds: Sequence[Round], side: str) -> list[tuple[float, Effect]]:
+    """The rate over ``side``'s as it was known at up to :data:`POINTS` times, oldest first."""
     pairs = [(r.time, r.block(CHAMPION), r.block(side)) for r in rounds]
     both = [(time, a, b) for time, a, b in pairs if a is not None and b is not None]
     mine = np.array([(a.tokens, a.us) for _, a, _ in both])
     other = np.array([(b.tokens, b.us) for _, _, b in both])
-    stride = max(1, math.ceil(len(both) / points))
-    ends = reversed(range(len(both), 0, -stride))
-    slices = [(end, slice(max(0, end - (recent or end)), end)) for end in ends]
-    seen = [(both[end - 1][0], effect(mine[part], other[part])) for end, part in slices]
-    return [(time, one) for time, one in seen if one.pairs]
+    ends = reversed(range(len(both), 0, -max(1, math.ceil(len(both) / POINTS))))
+    return [(both[end - 1][0], effect(mine[:end], other[:end])) for end in ends]
 
 
 def zone() -> str:
@@ -133,16 +122,13 @@ def charts(ledger: Ledger, began: float, ended: float) -> list[Record]:
 
     ratio = (
         "Tokens a second of the policy in force, over those of the other side, from blocks of "
-        "steps played in turn on the same requests. The band holds with 95% at all times at once; "
-        f"the dotted line goes by the last {RECENT} pairs. Click a name to see the others."
+        "steps played in turn on the same requests. The band holds with 95% at all times at once. "
+        "Click a name to see the others."
     )
     arms = "What a cycle verified: a draft copied from the cache, one of the model, or none."
-    took = "Draft tokens that the target took, for each cycle that verified such a draft."
-    shares, accepted = _drafts(ledger, began, ended)
     return [
         chart("ratio", "What the service is worth", ratio, "ratio", _ratios(ledger, began, ended)),
-        chart("arms", "Arms", arms, "% of cycles", shares),
-        chart("accepted", "Acceptance", took, "tokens / cycle", accepted),
+        chart("arms", "Arms", arms, "% of cycles", _shares(ledger, began, ended)),
     ]
 
 
@@ -151,29 +137,19 @@ def _clock(time: float) -> str:
     return datetime.fromtimestamp(time).isoformat(timespec="milliseconds")
 
 
-def _line(
-    name: str, points: Iterable[tuple[float, float | None]], colour: str, **line: Any
-) -> Record:
-    pairs = list(points)
-    values = [None if value is None else round(value, 4) for _, value in pairs]
-    drawn = {"mode": "lines", "name": name, "line": {"color": colour, "width": 2, **line}}
-    return {"type": "scatter", "x": [_clock(t) for t, _ in pairs], "y": values, **drawn}
+def _line(name: str, points: Sequence[tuple[float, float]], colour: str, width: float) -> Record:
+    x, y = [_clock(t) for t, _ in points], [round(value, 4) for _, value in points]
+    line = {"color": colour, "width": width}
+    return {"type": "scatter", "mode": "lines", "name": name, "line": line, "x": x, "y": y}
 
 
-def _drafts(ledger: Ledger, began: float, ended: float) -> tuple[list[Record], list[Record]]:
-    """Lines of what was verified, and of what was accepted."""
+def _shares(ledger: Ledger, began: float, ended: float) -> list[Record]:
     width = max(MIN_WINDOW_S, (ended - began) / POINTS)
     times = np.arange(began + width / 2, ended, width / 2).tolist()
     windows = ledger.drafts.windows([(t - width / 2, t + width / 2) for t in times])
     seen = list(zip(times, windows, strict=True))
-    shares, accepted = [], []
-    for arm in ARMS:
-        stacked = _line(arm, ((t, 100.0 * w.arm_shares[arm]) for t, w in seen), COLOURS[arm])
-        shares.append(stacked | {"stackgroup": "arms"})
-        if arm != "none":
-            took = ((t, w.accepted_by_arm[arm] if w.arm_shares[arm] else None) for t, w in seen)
-            accepted.append(_line(f"{arm} draft", took, COLOURS[arm]))
-    return shares, accepted
+    shares = {arm: [(t, 100.0 * w.arm_shares[arm]) for t, w in seen] for arm in ARMS}
+    return [_line(arm, shares[arm], COLOURS[arm], 2) | {"stackgroup": "arms"} for arm in ARMS]
 
 
 def _marks(ledger: Ledger, began: float, ended: float) -> list[Record]:
@@ -194,22 +170,19 @@ def _marks(ledger: Ledger, began: float, ended: float) -> list[Record]:
 
 
 def _ratios(ledger: Ledger, began: float, ended: float) -> list[Record]:
-    even = _line("even", [(began, 1.0), (ended, 1.0)], COLOURS["none"], width=1)
+    even = _line("even", [(began, 1.0), (ended, 1.0)], COLOURS["none"], 1)
     data = [even | {"showlegend": False, "hoverinfo": "skip"}]
     rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
     for side in compared(rounds):
-        points = over_time(rounds, side, POINTS)
+        points = over_time(rounds, side)
         bounded = [(t, e) for t, e in points if is_bounded(e)]
         band = [(t, e.low) for t, e in bounded] + [(t, e.high) for t, e in reversed(bounded)]
-        lately = [(t, e.ratio) for t, e in over_time(rounds, side, POINTS, RECENT) if e.pairs >= 6]
         label, colour = f"over {NAMES[side]}", COLOURS[side]
         filled = {"fill": "toself", "fillcolor": colour, "opacity": 0.22, "hoverinfo": "skip"}
         legend = {"legendgroup": side, "visible": True if side == PLAIN else "legendonly"}
-        so_far = ((t, e.ratio) for t, e in points)
         data += [
-            _line(label, band, colour, width=0) | filled | {"showlegend": False} | legend,
-            _line(f"{label}, so far", so_far, colour, width=3) | legend,
-            _line(f"{label}, lately", lately, colour, width=1.5, dash="dot") | legend,
+            _line(label, band, colour, 0) | filled | {"showlegend": False} | legend,
+            _line(label, [(t, e.ratio) for t, e in points], colour, 3) | legend,
         ]
     return data
 
@@ -227,7 +200,7 @@ def record(
     """What the page shows of ``ledger``, ready for JSON; all text of it is shown as text.
 
     Args:
-        sentences: text, or records as :data:`pipelines.watch.live.Sentence`.
+        sentences: text, or records as :func:`pipelines.watch.live.sentences`.
         facts: further figures by name.
     """
     rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
@@ -237,11 +210,10 @@ def record(
     if ledger.phases:
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
-        _choice_table(ledger, found),
-        _ratio_table("Phases: ratios of tokens a second", "phase", found),
+        _ratio_table(found),
         _phase_table(ledger, rounds),
         _version_table(ledger),
-        _table("Figures", [], _facts(ledger, facts)),
+        _table("Figures", [], facts.items()),
     ]
     return {
         "title": title,
@@ -276,31 +248,23 @@ def _tile(side: str, whole: Effect) -> Record:
     return {"id": f"over_{side}", "label": f"over {NAMES[side]}", "value": value, "detail": detail}
 
 
-def _ratio_table(title: str, head: str, rows: Mapping[str, Mapping[str, Effect]]) -> Record:
-    sides = next(iter(rows.values()))
-    cells = [[name, *map(as_text, one.values())] for name, one in rows.items()]
-    return _table(title, [head, *(f"over {NAMES[side]}" for side in sides)], cells)
-
-
-def _choice_table(ledger: Ledger, found: Mapping[str, Mapping[str, Effect]]) -> Record:
-    head = ["phase", "best fixed method", "over it", "worst fixed method", "over it"]
+def _ratio_table(found: Mapping[str, Mapping[str, Effect]]) -> Record:
+    sides = [*found[ALL]]
     rows = []
-    for phase in ledger.phases:
-        ends = best_and_worst(found[phase.name]) or ()
-        cells = [cell for side in ends for cell in (NAMES[side], as_text(found[phase.name][side]))]
-        rows.append([phase.name, *(cells or ["cannot tell", "", "", ""])])
-    return _table("Nobody has to choose", head, rows)
+    for name, one in found.items():
+        ends = [NAMES[side] for side in best_and_worst(one) or ()] or ["cannot tell", ""]
+        rows.append([name, *(as_text(one[side]) for side in sides), *ends])
+    head = ["phase", *(f"over {NAMES[s]}" for s in sides), "best fixed", "worst fixed"]
+    return _table("Nobody has to choose: ratios of tokens a second", head, rows)
 
 
 def _phase_table(ledger: Ledger, rounds: Sequence[Round]) -> Record:
-    head = ["phase", "workloads", "tokens / s", *ARMS, "cache accepts"]
+    head = ["phase", "workloads", "tokens / s", *ARMS]
     rows = []
     windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])
     for phase, window in zip(ledger.phases, windows, strict=True):
         named = [phase.name, ", ".join(phase.workloads), f"{rate_in(phase, rounds):.1f}"]
-        drafted = [f"{window.arm_shares[arm]:.0%}" for arm in ARMS]
-        drafted += [f"{window.accepted_by_arm['cache']:.2f}"]
-        rows.append([*named, *drafted])
+        rows.append([*named, *(f"{window.arm_shares[arm]:.0%}" for arm in ARMS)])
     return _table("Phases: what the policy in force did", head, rows)
 
 
@@ -318,12 +282,3 @@ def _version_table(ledger: Ledger) -> Record:
     events += [(at, "", what) for at, what in ledger.rollout_moves()]
     rows = [[_moment(at), *told] for at, *told in sorted(events, key=lambda e: e[0])[-60:]]
     return _table("Policy versions", ["time of day", "version", "what"], rows)
-
-
-def _facts(ledger: Ledger, more: Mapping[str, str]) -> list[list[str]]:
-    newest = max([0.0, *(s.time for s in ledger.statuses), *(s.time for s in ledger.learner)])
-    facts = {
-        "records that could not be read": str(ledger.refused or ""),
-        "newest status": f"{_moment(newest)} {zone()}" if newest else "",
-    }
-    return [[name, value] for name, value in {**facts, **more}.items() if value]

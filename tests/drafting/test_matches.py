@@ -153,7 +153,7 @@ limited = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(pieces, limited, st.integers(1, 64))
 def test_a_draft_is_its_definition(
     written: list[tuple[int, int, list[int]]], limits: tuple[float, float, float], most: int

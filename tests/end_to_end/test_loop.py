@@ -48,9 +48,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         environment.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         # What is asked here is whether the policy in force is obeyed, the floor may overrule it.
         environment.setenv("HVD_WORKER_FLOOR", "0")
+        environment.setenv("HVD_WORKER_NAME", "e2e")
         limits = f"--dtype float32 -- --max-model-len {MAX_MODEL_LEN} --max-num-seqs 4"
         options = tuple(limits.split())
-        with running(Ports.free(), home, Console(quiet=True), "e2e", options) as started:
+        with running(Ports.free(), home, Console(quiet=True), options) as started:
             yield started
 
 

@@ -122,7 +122,7 @@ def staged(root: Path, seed: int, console: Console) -> Iterator[Stage]:
     own = {"HVD_KAFKA_POLICY_KEY": secrets.token_hex(16)}
     options = ("--", f"--shutdown-timeout={DRAIN_S}")
     sent = [prompt for kind in KINDS for prompt in itertools.islice(prompts(kind), 4)]
-    with running(Ports.free(), Home.under(root), console, None, options, SETTINGS | own) as stack:
+    with running(Ports.free(), Home.under(root), console, options, SETTINGS | own) as stack:
         watches = {n: Watch(p, serves_since=time.monotonic()) for n, p in stack.parts.items()}
         replies = [answer_of(stack.api, stack.model, prompt) for prompt in sent]
         if errors := [reply.error for reply in replies if reply.error]:

@@ -28,7 +28,7 @@ from learner.checkpoint import previous_of
 from pipelines.prompts import Prompt
 from pipelines.stack import processes
 from pipelines.stack.running import Stack
-from pipelines.stack.up import Pauses, Watch, look
+from pipelines.stack.up import Watch, look
 from pipelines.watch.ledger import Ledger
 
 PARTS: Final = ("broker", "registry", "learner", "worker")
@@ -169,7 +169,7 @@ class Stage:
             if time.monotonic() > end:
                 return False
             for name in self.watches.keys() - self.held:
-                look(self.watches[name], self.stack.children, self.said.append, Pauses())
+                look(self.watches[name], self.stack.children, self.said.append)
             time.sleep(LOOK_S)
         return True
 

@@ -15,6 +15,7 @@ from decoder.policy.first import SHIPPED
 from decoder.policy.probes import to_bytes
 from learner.registry import Registry, Standing
 from pipelines.cli import app
+from pipelines.demo.run import promote
 from pipelines.policy.moves import load_policy
 from tests.conftest import random_policy
 from tests.learner.stage import client_of
@@ -115,6 +116,14 @@ def test_a_file_is_registered_and_promoted_by_force_alone(held: Registry, tmp_pa
     with pytest.raises(ModelError, match="cannot be read: No such file"):
         load_policy(tmp_path / "none.safetensors")
     assert held.standing(SCOPE).champion == 5
+
+
+def test_the_mistake_of_a_demo_is_a_champion_that_drafts_nothing(
+    held: Registry, tmp_path: Path
+) -> None:
+    assert promote(held.tracking_uri, SCOPE, tmp_path) == held.standing(SCOPE).served == 4
+    policy = held.load(SCOPE, 4)
+    assert policy.use_model is False and policy.threshold > 512
 
 
 def test_an_unusable_version_is_not_promoted_even_by_force(held: Registry) -> None:

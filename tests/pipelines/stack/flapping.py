@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipelines.stack import processes
 from pipelines.stack.processes import Part, begin
-from pipelines.stack.up import Pauses, keep
+from pipelines.stack.up import keep
 
 FLAPS = "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(0.05)"
 
@@ -27,7 +27,7 @@ def main(folder: Path, seconds: str = "") -> None:
             for part in parts.values():
                 begin(part, children)
             print("begun")
-            keep(parts, children, print, Pauses(0.001, 0.001, 60.0, 0.001))
+            keep(parts, children, print, 0.001)
         finally:
             processes.stop(list(children.values()))
 

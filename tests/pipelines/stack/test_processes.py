@@ -84,17 +84,6 @@ def test_niceness_is_given_to_the_child_and_where_linux_shares_by_session_to_tha
     assert child.log.read_text().split() == [str(min(os.nice(0) + 7, 19)), "7"]
 
 
-def test_a_log_that_is_gone_on_with_does_not_grow_for_ever(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(processes, "KEPT_BYTES", 20)
-    log, command = tmp_path / "log", [sys.executable, "-c", "print('0123456789')"]
-    for _ in range(5):
-        child = processes.start(Part("child", command, log), again=True)
-        child.process.wait()
-        assert child.tail() == "0123456789"
-    assert log.stat().st_size == 11
-    assert (tmp_path / "log.1").stat().st_size == 22
-
-
 def test_what_an_interrupt_left_locked_is_stopped_all_the_same(tmp_path) -> None:
     """``Popen.poll`` takes a lock, and an interrupt may come before it minds to let go of it."""
     child = python("import time; time.sleep(60)", tmp_path / "log")

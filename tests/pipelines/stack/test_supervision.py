@@ -16,11 +16,11 @@ import pytest
 
 from pipelines.stack import processes
 from pipelines.stack.processes import Part, begin
-from pipelines.stack.up import Pauses, Watch, keep, look
+from pipelines.stack.up import Watch, keep, look
 from tests.conftest import until
 from tests.pipelines.stack.test_processes import PARENT, runs
 
-QUICK = Pauses(first=0.05, longest=0.2, steady=60.0, look=0.02)
+QUICK = 0.02
 SLEEPS = "import time; print('here I am'); time.sleep(600)"
 FAILS = "import sys; print('no weights to be found\\x1b[31m' + 'x' * 1000); sys.exit(3)"
 
@@ -44,19 +44,24 @@ def watching(
 
 
 def test_pauses_grow_to_the_longest_and_begin_anew_after_steady_service(tmp_path, children) -> None:
-    pauses = Pauses(first=1.0, longest=60.0)
-    assert [pauses.before(n) for n in (1, 2, 3, 7, 10_000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
     broken, said = part(FAILS, tmp_path), list[str]()
     watched = Watch(broken, serves_since=0.0)
     begin(broken, children)
     until(lambda: watched.attempts == 3, turn=watching(watched, children, said))
+    seconds = []
+    for tries in (0, 1, 2, 6, 10_000):
+        watched.attempts, watched.due = tries, 0.0
+        said.clear()
+        until(lambda: "try in" in "".join(said), turn=lambda: look(watched, children, said.append))
+        seconds.append(said[-1].rpartition("try in ")[2])
+    assert seconds == ["1 s", "2 s", "4 s", "60 s", "60 s"]
     # with the last line of its own life, which cannot write to the terminal, and is cut
-    assert said[0].startswith("learner ended with status 3 (learner.log: no weights to be found")
-    assert "\x1b" not in said[0] and len(said[0]) < 300
+    assert said[-1].startswith("learner ended with status 3 (learner.log: no weights to be found")
+    assert "\x1b" not in said[-1] and len(said[-1]) < 300
     # the first that lives long enough is forgiven
     mended = Watch(part(SLEEPS, tmp_path), attempts=3, serves_since=None)
     until(lambda: mended.serves_since is not None, turn=watching(mended, children, said))
-    look(mended, children, said.append, Pauses(steady=0.0))
+    look(mended, children, said.append, 0.0)
     assert mended.attempts == 0
 
 

@@ -97,18 +97,11 @@ def test_a_run_leaves_figures(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert re.fullmatch("version 1, payoff, threshold 2, [0-9a-f]{12}", told)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ("--prompts nowhere", "nowhere is not a folder"),
-        ("--methods suffix --check", "--check compares with greedy"),
-    ],
-)
-def test_what_no_run_can_be_made_of_is_said(
-    home: Path, asked: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = bench(home, monkeypatch, *asked.split())
-    assert isinstance(done.exception, SettingsError) and said in str(done.exception)
+def test_what_no_run_can_be_made_of_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = bench(home, monkeypatch, "--methods", "suffix", "--check")
+    assert "--check compares with greedy" in str(done.exception)
+    done = bench(home, monkeypatch, "--prompts", "nowhere")
+    assert "nowhere is not a folder" in str(done.exception)
 
 
 @pytest.mark.parametrize(
