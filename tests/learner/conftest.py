@@ -7,20 +7,23 @@ import logging
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from kafka.admin import KafkaAdminClient, NewTopic
+from sqlalchemy import Engine, event
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
 from decoder.kafka.clients import listens
-from learner import loop, registrar
+from learner import lease, loop, registrar
 from learner.loop import Learner
 from learner.registry import Registry
 from learner.settings import LearnerSettings
@@ -30,6 +33,13 @@ from tests.learner.stage import Stage
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 torch.set_num_threads(1)  # as the learner does; two threads on busy cores take fifty times longer
+
+
+@event.listens_for(Engine, "connect")
+def _unsynchronised(connection: Any, _: object) -> None:
+    """A registry of a test outlives no power cut: it waits for no disk."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous=OFF")
 
 
 class Broker:
@@ -65,10 +75,12 @@ class Broker:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registries are followed closely."""
-    monkeypatch.setattr(registrar, "FOLLOW_SECONDS", 0.3)
-    monkeypatch.setattr(registrar, "RETRY_SECONDS", 0.5)
-    monkeypatch.setattr(loop, "FOLLOW_SECONDS", 0.2)
+    """Registries, leases and topics are followed closely."""
+    for place, seconds in {
+        (registrar, "FOLLOW"): 0.1, (registrar, "RETRY"): 0.3, (loop, "FOLLOW"): 0.1,
+        (loop, "POLL"): 0.05, (lease, "LOOK"): 0.05,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(place[0], f"{place[1]}_SECONDS", seconds)
 
 
 @pytest.fixture
