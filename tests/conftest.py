@@ -38,10 +38,15 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What modules made is looked through by no later collection: each would take half a second."""
+    swept()
+    gc.enable()
+
+
+def swept() -> None:
+    """Collect what is left behind, sockets among it; what is not is looked through by no later
+    collection: with all modules each would take half a second."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 class KeepingSink(Log):

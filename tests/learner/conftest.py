@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import shutil
@@ -28,7 +27,7 @@ from learner.loop import Learner
 from learner.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines.machine import free_port
-from tests.conftest import until
+from tests.conftest import swept, until
 from tests.learner.stage import Stage
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -77,7 +76,7 @@ class Broker:
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registries, leases and topics are followed closely."""
     for place, seconds in {
-        (registrar, "FOLLOW"): 0.1, (registrar, "RETRY"): 0.3, (loop, "FOLLOW"): 0.1,
+        (registrar, "FOLLOW"): 0.2, (registrar, "RETRY"): 0.3, (loop, "FOLLOW"): 0.1,
         (loop, "POLL"): 0.05, (lease, "LOOK"): 0.05,
     }.items():  # fmt: skip
         monkeypatch.setattr(place[0], f"{place[1]}_SECONDS", seconds)
@@ -92,7 +91,7 @@ def bare_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield started
     finally:
         started.stop()
-        gc.collect()  # sockets left behind, here and not in somebody else's test
+        swept()  # here, and not in somebody else's test
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kafka import KafkaProducer
 
@@ -137,7 +137,6 @@ CLAIMS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(CLAIMS)
 def test_a_term_has_one_holder_for_ever(claims: list[Claim]) -> None:
     held: Claim | None = None

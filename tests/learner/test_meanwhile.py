@@ -13,15 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from decoder.contracts.errors import RegistryError
-from learner import registrar
-from learner.registrar import Registrar
-from learner.registrations import Move, Moved, Registration, carry_out
-from learner.registry import Registry, digest_of
+from learner.registrations import Move, Moved, carry_out
+from learner.registry import Registry
 from tests.conftest import random_policy, until
 from tests.learner.stage import WARNINGS, client_of
 
@@ -104,9 +101,10 @@ def server(home: Path) -> Iterator[str]:
     its database, for who does not come through the front."""
     from mlflow.server import handlers  # late: what it imports warns
 
-    database, before = f"sqlite:///{home / 'mlflow.db'}", mlflow.get_tracking_uri()
-    handlers.initialize_backend_stores(database, database, (home / "artifacts").as_uri())
-    mlflow.set_tracking_uri(before)
+    database = f"sqlite:///{home / 'mlflow.db'}"
+    runs, models = handlers._tracking_store_registry, handlers._model_registry_store_registry
+    handlers._tracking_store = runs.get_store(database, (home / "artifacts").as_uri())
+    handlers._model_registry_store = models.get_store(database)
     yield database
     handlers._tracking_store = handlers._model_registry_store = None
 
@@ -276,32 +274,6 @@ def test_a_persons_trial_stands(place: Callable[[], Place], front: Front) -> Non
     assert held.persons.standing(held.scope).trial == 3
 
 
-def test_a_server_that_lets_nobody_write_costs_the_candidate_and_nothing_else(
-    place: Callable[[], Place],
-    front: Front,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(registrar, "TRIES", 3)
-    held = place()
-    desk = Registrar(held.registry, lambda scope: True)
-    winner = Registration(
-        random_policy(9, held.scope, 0), against=digest_of(random_policy(0, held.scope, 0))
-    )
-    desk.start()
-    front.watch(lambda _, path: 403 if path.endswith(("create", "alias", "tag")) else None)
-    desk.hand(winner)
-    desk.move(Move(held.scope, "l", "why", {1: {"watch": "kept"}}))
-    until(lambda: not desk.waiting() and desk.given_up["refused"] == 2)
-    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
-    assert len(told) == 2 and all("403" in line and "\n" not in line for line in told)
-    assert held.champion == 1 and not desk.away_since
-    front.watch(lambda _, path: None)
-    desk.hand(winner)
-    until(lambda: held.champion == 4)
-    desk.close()
-
-
 def test_a_password_is_not_kept(home: Path, front: Front, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     mine = front.url.replace("://", "://anna:hunter2@")
@@ -336,23 +308,3 @@ def test_a_registry_that_lacks_what_a_learner_needs_says_so_in_one_sentence(
     assert lacks in str(told.value) and "HVD_LEARNER_MLFLOW_REGISTRY_URI" in str(told.value)
     assert "\n" not in str(told.value) and "hunter2" not in str(told.value)
     assert Registry(server).standing(kind).champion is None
-
-
-def test_a_persons_move_during_a_registration_wins(
-    place: Callable[[], Place], front: Front
-) -> None:
-    held = place()
-    for turn in range(4):  # a registration takes more than nine calls
-        held.stand_again()
-
-        def before(number: int, path: str, turn: int = turn) -> None:
-            if number == 3 * turn:
-                (held.by_hand if turn % 2 else held.by_command)()
-
-        standing = held.registry.standing(held.scope)
-        front.watch(before)
-        version = held.registry.register(random_policy(9 + turn, held.scope, 0))
-        stands = held.registry.move_over(
-            held.scope, "champion", standing.champion, version, "learner-a", "won"
-        )
-        assert (stands, held.champion) == (3, 3), front.calls

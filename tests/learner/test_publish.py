@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from dataclasses import replace
 
 import pytest
@@ -21,7 +20,7 @@ from decoder.policy.probes import to_bytes
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.published import Published
 from pipelines.machine import free_port
-from tests.conftest import random_policy
+from tests.conftest import random_policy, swept
 from tests.learner.conftest import Broker
 
 
@@ -121,7 +120,7 @@ def test_publishing_without_a_broker() -> None:
     for _ in range(2):
         status.send(LearnerStatus(process="p", scope="s", time=1.0))
     assert status.failed == 2
-    gc.collect()
+    swept()
 
 
 def test_a_forged_number_is_nobody_s_and_a_forged_champion_is_published_over(

@@ -127,19 +127,15 @@ def test_one_that_is_forced_through_is_rolled_back_though_a_lease_is_lost_in_mid
     assert not learner.rollouts.busy(SCOPE)
 
 
-@pytest.mark.parametrize("alias", ["champion", "pinned"])
-def test_a_persons_move_wins_and_ends_the_trial(stage: Stage, alias: str) -> None:
+def test_a_persons_move_wins_and_ends_the_trial(stage: Stage) -> None:
     learner = stage.learner()
     won(learner)
     crew = stage.workers({3: 1.0}, noise=0.5)
     work(learner, lambda: len(pairs_of(learner)) > 20, crew)
-    stage.name(alias, 2)
+    stage.name("champion", 2)
     work(learner, lambda: learner.scopes.awake[SCOPE].version == 2, crew)
     work(learner, stage.tagged(3, trial="ended"), crew)
-    if alias == "pinned":
-        step_until(learner, lambda: on_trial(learner) == 0)
-    else:  # put in force by hand, it is watched
-        work(learner, lambda: on_trial(learner) == 1, crew)
+    work(learner, lambda: on_trial(learner) == 1, crew)  # put in force by hand, it is watched
     stop(learner)
     assert "version 2" in stage.tags(3)["trial_why"]
 

@@ -37,7 +37,11 @@ NOT_LEADER, NOT_AVAILABLE, FEW_REPLICAS, NOT_AUTHORISED, STORAGE = 6, 5, 19, 29,
 
 
 @pytest.fixture
-def publisher(cluster: MockCluster) -> Iterator[PolicyPublisher]:
+def publisher(
+    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[PolicyPublisher]:
+    monkeypatch.setattr("learner.publish.ACK_SECONDS", 2.0)
+    monkeypatch.setattr("decoder.feed.RETRY_S", 0.1)
     made = PolicyPublisher(cluster.kafka)
     yield made
     made.close()
@@ -166,7 +170,7 @@ def test_a_leader_that_nobody_names_for_a_while_is_read_again(
 def test_a_partition_without_a_leader_keeps_no_other_waiting_and_is_read_when_it_has_one(
     cluster: MockCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name, value in {"PARTITIONS_SECONDS": 0.5, "ENDS_MS": 300, "ALONE_MS": 100}.items():
+    for name, value in {"PARTITIONS_SECONDS": 0.2, "ENDS_MS": 300, "ALONE_MS": 100}.items():
         monkeypatch.setattr(f"learner.source.{name}", value)
     produce(cluster, 1, b"kept for later")
     cluster.lead(DRAFTS.name, 0, 2)
@@ -177,7 +181,7 @@ def test_a_partition_without_a_leader_keeps_no_other_waiting_and_is_read_when_it
         produce(cluster, 0, b"")
         source.done(received(source, 1))
     assert source.offsets == {0: 3}
-    until(lambda: source.silent_seconds() > 1.0, turn=lambda: source.done(source.poll(0.1)))
+    until(lambda: source.silent_seconds() > 0.0, turn=lambda: source.done(source.poll(0.1)))
     assert "partitions [1] do not answer" in caplog.text
     cluster.lead(DRAFTS.name, 1, 1)
     (late,) = received(source, 1)
@@ -185,7 +189,7 @@ def test_a_partition_without_a_leader_keeps_no_other_waiting_and_is_read_when_it
     assert late.value == b"kept for later"
     until(lambda: source.silent_seconds() == 0.0, turn=lambda: source.poll(0.1))
     cluster.down(1)  # and under a reader
-    until(lambda: source.silent_seconds() > 1.0, turn=lambda: source.done(source.poll(0.1)))
+    until(lambda: source.silent_seconds() > 0.0, turn=lambda: source.done(source.poll(0.1)))
     produce(cluster, 0, b"the other")
     (other,) = received(source, 1)
     source.done([other])
@@ -225,8 +229,7 @@ def test_what_is_refused_lies_with_the_dead_and_what_no_broker_takes_is_counted(
 def test_a_compacted_topic_with_a_partition_that_nobody_leads_ends_none_of_its_readers(
     cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for patched in ("learner.lease.RETRY_SECONDS", "decoder.feed.RETRY_S"):
-        monkeypatch.setattr(patched, 0.1)
+    monkeypatch.setattr("learner.lease.RETRY_SECONDS", 0.1)
     cluster.lead(LEASE.name, 1, NOBODY)
     cluster.lead(POLICY.name, 1, NOBODY)
     lease, applied = Lease(cluster.kafka, "first"), []  # type: ignore[var-annotated]
