@@ -69,9 +69,7 @@ def trial(
             for side, us, cost_us in sides
         )
         named = {"number": session, "unit": session, "time": float(session), "blocks": blocks}
-        one.take(
-            Round.model_construct(scope="s", worker="w", life="ab", **named), float(session)
-        )
+        one.take(Round.model_construct(scope="s", worker="w", life="ab", **named), float(session))
         one.seconds = float(session + 1)
         if session % 4 != 3 and session + 1 < sessions:
             continue  # a look takes longer than a session

@@ -37,9 +37,7 @@ NOT_LEADER, NOT_AVAILABLE, FEW_REPLICAS, NOT_AUTHORISED, STORAGE = 6, 5, 19, 29,
 
 
 @pytest.fixture
-def publisher(
-    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[PolicyPublisher]:
+def publisher(cluster: MockCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyPublisher]:
     monkeypatch.setattr("learner.publish.ACK_SECONDS", 2.0)
     monkeypatch.setattr("decoder.feed.RETRY_S", 0.1)
     made = PolicyPublisher(cluster.kafka)
