@@ -175,6 +175,8 @@ class Fleet:
 def test_lessons_that_were_not_taken_are_sent_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    for name, value in {"SESSION_MS": 3_000, "BEAT_MS": 500}.items():
+        monkeypatch.setattr(group, name, value)  # the mock cluster waits so long for who has left
     for name in ("RETRY", "SETTLE"):
         monkeypatch.setattr(intake, f"{name}_SECONDS", 0.1)
     values = batches(Traffic(seed=1).events(10))
