@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from learner.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines.machine import free_port
 from tests.conftest import swept, until
-from tests.learner.stage import Stage
+from tests.learner.stage import EVENTS, OTHER, SERVED, Stage
+from tests.learner.stream import SCOPE, Connect, batches, produce
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 torch.set_num_threads(1)  # as the learner does; two threads on busy cores take fifty times longer
@@ -101,7 +102,7 @@ def broker(bare_broker: Broker) -> Broker:
 
 
 @pytest.fixture
-def connected(broker: Broker) -> Iterator[Callable[[LearnerSettings], Learner]]:
+def connected(broker: Broker) -> Iterator[Connect]:
     """Makes learners that are connected, and closes them all."""
     made: list[Learner] = []
 
@@ -125,21 +126,39 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "mlflow.db"
 
 
+@pytest.fixture(scope="session")
+def store(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One in which version 1 is champion, and version 2 another that is registered."""
+    folder = tmp_path_factory.mktemp("standing")
+    shutil.copy(empty_store, folder)
+    registry = Registry(f"sqlite:///{folder / 'mlflow.db'}")
+    registry.promote(SCOPE, registry.register(SERVED))
+    registry.register(OTHER)
+    return folder / "mlflow.db"
+
+
+def copied(store: Path, home: Path) -> Registry:
+    """A registry in ``home`` with all that ``store`` has, artefacts and all."""
+    shutil.copytree(store.parent, home)
+    with sqlite3.connect(home / "mlflow.db") as held:
+        columns = held.execute(
+            "SELECT t.name, c.name FROM sqlite_master t, pragma_table_info(t.name) c "
+            "WHERE t.type = 'table' AND c.type LIKE 'VARCHAR%'"
+        ).fetchall()
+        for table, column in columns:
+            changed = f'UPDATE "{table}" SET "{column}" = replace("{column}", ?, ?)'
+            held.execute(changed, (str(store.parent), str(home)))
+    held.close()
+    return Registry(f"sqlite:///{home / 'mlflow.db'}")
+
+
 @pytest.fixture
 def registry(empty_store: Path, tmp_path: Path) -> Registry:
-    database = tmp_path / "mlruns" / "mlflow.db"
-    database.parent.mkdir()
-    shutil.copy(empty_store, database)
-    return Registry(f"sqlite:///{database}")
+    return copied(empty_store, tmp_path / "mlruns")
 
 
 @pytest.fixture
-def bare(
-    broker: Broker,
-    connected: Callable[[LearnerSettings], Learner],
-    registry: Registry,
-    tmp_path: Path,
-) -> Iterator[Stage]:
+def bare(broker: Broker, connected: Connect, registry: Registry, tmp_path: Path) -> Iterator[Stage]:
     """Nothing is registered, and nothing was sent."""
     made = Stage(broker.kafka, registry, connected, tmp_path)
     yield made
@@ -147,7 +166,9 @@ def bare(
 
 
 @pytest.fixture
-def stage(bare: Stage) -> Stage:
-    """As :meth:`Stage.stand_up` leaves it."""
-    bare.stand_up()
-    return bare
+def stage(broker: Broker, connected: Connect, store: Path, tmp_path: Path) -> Iterator[Stage]:
+    """Two versions are registered, as in ``store``, and the scope has drafts."""
+    made = Stage(broker.kafka, copied(store, tmp_path / "mlruns"), connected, tmp_path)
+    produce(broker.kafka, batches(EVENTS[:200]))
+    yield made
+    made.close()
