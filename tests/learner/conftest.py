@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ import torch
 from kafka.admin import KafkaAdminClient, NewTopic
 from sqlalchemy import Engine, event
 
-from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
 from decoder.kafka.clients import listens
 from learner import lease, loop, registrar
@@ -27,6 +23,8 @@ from learner.loop import Learner
 from learner.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines.machine import free_port
+from pipelines.stack import processes
+from pipelines.stack.broker import broker_part, local
 from tests.conftest import swept, until
 from tests.learner.stage import EVENTS, OTHER, SERVED, Stage
 from tests.learner.stream import SCOPE, Connect, batches, produce
@@ -43,34 +41,22 @@ def _unsynchronised(connection: Any, _: object) -> None:
 
 
 class Broker:
-    """The embedded broker in the foreground, with our topics."""
+    """The embedded broker, without topics but for those that ``folder`` holds."""
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
-        """``folder`` holds its topics; what a broker before it left there is served again."""
         self.port = port or free_port()
-        program = Path(sys.executable).parent / "noida-db"
-        command = [program, "start", "--only", "kafka", "--kafka-port", str(self.port)]
-        self.process = subprocess.Popen(
-            [*command, "--data-dir", str(folder)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self.kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{self.port}")
+        self.kafka = local(self.port)
+        part = broker_part(self.port, folder / "data", folder / "broker.log")
+        self.child = processes.start(part)
+        # no client is made before it listens, since one that fails leaves sockets
+        until(lambda: listens(self.kafka), "the broker")
 
     def make_topics(self) -> None:
-        admin = self.wait()
-        admin.create_topics([NewTopic(topic.name, 1, 1) for topic in TOPICS])
-        admin.close()
-
-    def wait(self) -> KafkaAdminClient:
-        """A client; none is made before the broker listens, since one that fails leaves sockets."""
-        until(lambda: listens(self.kafka), "the broker")
-        return KafkaAdminClient(**self.kafka.client_options(), bootstrap_timeout_ms=20_000)
+        with closing(KafkaAdminClient(**self.kafka.client_options())) as admin:
+            admin.create_topics([NewTopic(topic.name, 1, 1) for topic in TOPICS])
 
     def stop(self) -> None:
-        os.killpg(self.process.pid, signal.SIGTERM)  # what is started is a launcher of the broker
-        self.process.wait(10)
+        processes.stop([self.child])
 
 
 @pytest.fixture(autouse=True)
@@ -87,12 +73,9 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def bare_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker without topics, one for each test: it starts in a tenth of a second."""
     started = Broker(tmp_path_factory.mktemp("broker"))
-    try:
-        started.wait().close()
-        yield started
-    finally:
-        started.stop()
-        swept()  # here, and not in somebody else's test
+    yield started
+    started.stop()
+    swept()  # here, and not in somebody else's test
 
 
 @pytest.fixture

@@ -178,22 +178,10 @@ def test_whoever_approves_reads_the_figures_and_moves_the_alias(stage: Stage) ->
     assert stage.standing.champion == 3, "a person decides"
 
 
-def test_a_person_puts_a_version_on_trial(stage: Stage) -> None:
-    learner = stage.learner()
-    step_until(learner, lambda: learner.lease.holds(SCOPE))
-    stage.name("trial", 2)
-    step_until(learner, lambda: on_trial(learner) == 2)
-    stage.name("trial", None)
-    step_until(learner, lambda: on_trial(learner) == 0)
-    stage.name("trial", 2)
-    work(learner, stage.tagged(2, trial="dropped"), stage.workers({2: 0.7}))
-    stop(learner)
-
-
 def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("learner.lease.TTL_SECONDS", 6.0)
+    monkeypatch.setattr("learner.lease.TTL_SECONDS", 4.0)
     monkeypatch.setattr("learner.lease.RENEW_SECONDS", 0.5)
     monkeypatch.setattr(loop, "MARGIN_SECONDS", 0.5)
     monkeypatch.setattr("learner.rollouts.MARGIN_SECONDS", 0.5)

@@ -234,7 +234,6 @@ def test_a_broker_that_is_away_is_heard_to_be_silent(
     assert source.silent_seconds() == 0.0
     broker.stop()
     until(lambda: source.silent_seconds() >= 2.0, "its silence", turn=lambda: source.poll(0.1))
-    broker.process = Broker(tmp_path, broker.port).process  # heard again when it is back
-    broker.wait().close()
+    broker.child = Broker(tmp_path, broker.port).child  # heard again when it is back
     until(lambda: source.silent_seconds() == 0.0, "its word", turn=lambda: source.poll(0.1))
     source.close()
