@@ -194,7 +194,7 @@ def calls_of(front: Front, does: Callable[[], object]) -> list[str]:
     return list(front.calls)
 
 
-@pytest.mark.parametrize(("how", "each"), [("by_hand", 2), ("by_command", 3)])
+@pytest.mark.parametrize(("how", "each"), [("by_hand", 3), ("by_command", 4)])
 def test_whichever_call_of_a_move_a_persons_falls_before_theirs_stands(
     place: Callable[[], Place], front: Front, how: str, each: int
 ) -> None:

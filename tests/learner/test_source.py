@@ -50,17 +50,6 @@ def read_all(source: EventSource, count: int) -> list[bytes]:
     return found
 
 
-def test_a_new_source_reads_from_stored_offsets(broker: Broker) -> None:
-    produce(broker.kafka, batches(EVENTS))
-    source = reading(broker, {0: 2})
-    received: list[Fetched] = []
-    until(lambda: received.extend(source.poll(0.1)) or len(received) >= 2)  # type: ignore[func-returns-value]
-    assert [record.offset for record in received] == [2, 3] and source.offsets == {0: 2}
-    source.done(received)
-    assert source.offsets == {0: 4} and source.skipped == 0
-    source.close()
-
-
 def test_what_cannot_be_unpacked_is_passed_over_counted_and_said(
     broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
