@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from decoder.contracts.bundle import LAST_PUBLICATION, NUMBERS_A_TERM
 from decoder.contracts.topics import LEASE
 from learner import lease
 from learner.lease import LAST_TERM, Claim, Lease, counts, read_claim
+from tests.conftest import until
 from tests.learner.conftest import Broker
 
 
@@ -38,14 +38,13 @@ Makes = Callable[[str], Lease]
 
 
 def turn_until(done: Callable[[], bool], *leases: Lease) -> None:
-    deadline = time.monotonic() + 30.0
-    while not done():
-        assert time.monotonic() < deadline, "it never came true"
+    def turn() -> None:
         for each in leases:
             each.turn({"s": 0})
         held = [each.holder for each in leases if each.holds("s")]
         assert len(held) <= 1, held
-        time.sleep(0.02)
+
+    until(done, turn=turn)
 
 
 def test_one_holds_and_a_lost_one_is_replaced(broker: Broker, lease_of: Makes) -> None:
@@ -124,11 +123,7 @@ def test_every_term_has_room_for_its_publications() -> None:
 def test_a_topic_made_anew_does_not_give_old_terms_again(lease_of: Makes) -> None:
     one = lease_of("one")
     turn_until(lambda: one.holds("s"), one)
-    deadline = time.monotonic() + 30.0
-    while one.term("s") < 7 or not one.holds("s"):
-        assert time.monotonic() < deadline
-        one.turn({"s": 6})
-        time.sleep(0.02)
+    until(lambda: one.term("s") >= 7 and one.holds("s"), turn=lambda: one.turn({"s": 6}))
 
 
 CLAIMS = st.lists(

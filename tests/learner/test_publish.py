@@ -112,11 +112,8 @@ def test_a_publication_that_its_client_sent_again_is_one(broker: Broker) -> None
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a client that found no broker leaves some
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_publishing_without_a_broker() -> None:
-    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
-    with pytest.raises(BrokerError, match="not acknowledged"):
-        PolicyPublisher(kafka).publish(random_policy(), 1)
-    status = StatusProducer(kafka)
+def test_a_status_that_finds_no_broker_is_counted() -> None:
+    status = StatusProducer(KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
     for _ in range(2):
         status.send(LearnerStatus(process="p", scope="s", time=1.0))
     assert status.failed == 2
