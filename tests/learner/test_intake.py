@@ -120,6 +120,13 @@ def test_reasons_are_told_apart(intake: Intake, change: dict[str, Any], reason: 
     assert intake.refused == {reason: 1}
 
 
+def test_a_record_that_comes_again_is_counted_and_not_learned_from_again(intake: Intake) -> None:
+    first, second = batches(EVENTS[:40], size=20)
+    admitted = [intake.admit(fetched(value)) for value in (first, second, first)]
+    assert [a is None for a in admitted] == [False, False, True]
+    assert (intake.repeated, intake.sequences.duplicates) == (20, 1)
+
+
 def test_records_of_another_feature_schema_are_counted_and_told_once_and_are_no_dead_letters(
     intake: Intake, caplog: pytest.LogCaptureFixture
 ) -> None:
