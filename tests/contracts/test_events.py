@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from decoder.contracts.errors import EventRefused
@@ -168,7 +168,6 @@ PATHS = [(key,) for key in wire(EVENT)] + [
 ]
 
 
-@settings(max_examples=150, deadline=None)
 @given(path=st.sampled_from(PATHS), index=st.integers(0, 1), value=ANYTHING, whole=st.booleans())
 def test_a_mutated_record_is_read_or_refused(
     path: tuple[str, ...], index: int, value: Any, whole: bool
@@ -182,7 +181,6 @@ def test_a_mutated_record_is_read_or_refused(
     read_or_refused(json.dumps(record).encode())
 
 
-@settings(max_examples=150, deadline=None)
 @given(position=st.integers(0, 2**20), flip=st.integers(1, 255), cut=st.integers(0, 2**20))
 def test_a_damaged_record_is_read_or_refused(position: int, flip: int, cut: int) -> None:
     data = bytearray(encode_batch([EVENT, PLAIN], ORIGIN, 0))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
@@ -143,7 +143,6 @@ def test_a_refusal_is_short_however_long_the_names_in_a_bundle_are() -> None:
     assert refused.value.reason == "dtype" and len(str(refused.value)) <= LONGEST
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(st.sampled_from(sorted(json.loads(metadata_of(_BUNDLE)["policy"]))), ANYTHING)
 )
@@ -152,7 +151,6 @@ def test_a_mutated_header_is_read_or_refused(header: dict[str, Any]) -> None:
         to_bytes(from_bytes(rewritten(header)))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(sorted(HELD)),
     shape=st.lists(st.integers(0, 70), max_size=3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from decoder.contracts.errors import PolicyRefused, SettingsError
@@ -61,7 +61,6 @@ def test_a_hostile_value_is_taken_or_refused_in_a_sentence(kind: type[Settings],
         tried(kind, name, value)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(NAMES),
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=50)
@@ -73,7 +72,6 @@ def test_any_value_is_taken_or_refused_in_a_sentence(named: tuple[type[Settings]
     tried(*named, value)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs"]), min_size=1))
 def test_any_unknown_name_is_refused_in_a_sentence(rest: str) -> None:
     for prefix in ("HVD_", "HVD_KAFKA_", "HVD_WORKER_"):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
+@cache
 def built(overlay: str) -> list[dict[str, Any]]:
     page = run("kubectl", "kustomize", DEPLOY / "kubernetes" / "overlays" / overlay)
     return list(yaml.safe_load_all(page))

@@ -173,7 +173,6 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     }  # fmt: skip
     made = Observed(folder, broker.kafka, ports, environment, broker)
     try:
-        broker.wait().close()
         topics = command_of(
             "topics", **{"/etc/hvd/topics.toml": str(DEPLOY / "kafka" / "topics.toml")}
         )

@@ -2,85 +2,80 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import os
 import shutil
-import signal
-import subprocess
-import sys
+import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from kafka.admin import KafkaAdminClient, NewTopic
+from sqlalchemy import Engine, event
 
-from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
 from decoder.kafka.clients import listens
-from learner import loop, registrar
+from learner import lease, loop, registrar
 from learner.loop import Learner
 from learner.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines.machine import free_port
-from tests.conftest import until
-from tests.learner.stage import Stage
+from pipelines.stack import processes
+from pipelines.stack.broker import broker_part, local
+from tests.conftest import swept, until
+from tests.learner.stage import EVENTS, OTHER, SERVED, Stage
+from tests.learner.stream import SCOPE, Connect, batches, produce
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 torch.set_num_threads(1)  # as the learner does; two threads on busy cores take fifty times longer
 
 
+@event.listens_for(Engine, "connect")
+def _unsynchronised(connection: Any, _: object) -> None:
+    """A registry of a test outlives no power cut: it waits for no disk."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous=OFF")
+
+
 class Broker:
-    """The embedded broker in the foreground, with our topics."""
+    """The embedded broker, without topics but for those that ``folder`` holds."""
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
-        """``folder`` holds its topics; what a broker before it left there is served again."""
         self.port = port or free_port()
-        program = Path(sys.executable).parent / "noida-db"
-        command = [program, "start", "--only", "kafka", "--kafka-port", str(self.port)]
-        self.process = subprocess.Popen(
-            [*command, "--data-dir", str(folder)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self.kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{self.port}")
+        self.kafka = local(self.port)
+        part = broker_part(self.port, folder / "data", folder / "broker.log")
+        self.child = processes.start(part)
+        # no client is made before it listens, since one that fails leaves sockets
+        until(lambda: listens(self.kafka), "the broker")
 
     def make_topics(self) -> None:
-        admin = self.wait()
-        admin.create_topics([NewTopic(topic.name, 1, 1) for topic in TOPICS])
-        admin.close()
-
-    def wait(self) -> KafkaAdminClient:
-        """A client; none is made before the broker listens, since one that fails leaves sockets."""
-        until(lambda: listens(self.kafka), "the broker")
-        return KafkaAdminClient(**self.kafka.client_options(), bootstrap_timeout_ms=20_000)
+        with closing(KafkaAdminClient(**self.kafka.client_options())) as admin:
+            admin.create_topics([NewTopic(topic.name, 1, 1) for topic in TOPICS])
 
     def stop(self) -> None:
-        os.killpg(self.process.pid, signal.SIGTERM)  # what is started is a launcher of the broker
-        self.process.wait(10)
+        processes.stop([self.child])
 
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registries are followed closely."""
-    monkeypatch.setattr(registrar, "FOLLOW_SECONDS", 0.3)
-    monkeypatch.setattr(registrar, "RETRY_SECONDS", 0.5)
-    monkeypatch.setattr(loop, "FOLLOW_SECONDS", 0.2)
+    """Registries, leases and topics are followed closely."""
+    for place, seconds in {
+        (registrar, "FOLLOW"): 0.2, (registrar, "RETRY"): 0.3, (loop, "FOLLOW"): 0.1,
+        (loop, "POLL"): 0.05, (lease, "LOOK"): 0.05,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(place[0], f"{place[1]}_SECONDS", seconds)
 
 
 @pytest.fixture
 def bare_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker without topics, one for each test: it starts in a tenth of a second."""
     started = Broker(tmp_path_factory.mktemp("broker"))
-    try:
-        started.wait().close()
-        yield started
-    finally:
-        started.stop()
-        gc.collect()  # sockets left behind, here and not in somebody else's test
+    yield started
+    started.stop()
+    swept()  # here, and not in somebody else's test
 
 
 @pytest.fixture
@@ -90,7 +85,7 @@ def broker(bare_broker: Broker) -> Broker:
 
 
 @pytest.fixture
-def connected(broker: Broker) -> Iterator[Callable[[LearnerSettings], Learner]]:
+def connected(broker: Broker) -> Iterator[Connect]:
     """Makes learners that are connected, and closes them all."""
     made: list[Learner] = []
 
@@ -114,21 +109,39 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "mlflow.db"
 
 
+@pytest.fixture(scope="session")
+def store(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One in which version 1 is champion, and version 2 another that is registered."""
+    folder = tmp_path_factory.mktemp("standing")
+    shutil.copy(empty_store, folder)
+    registry = Registry(f"sqlite:///{folder / 'mlflow.db'}")
+    registry.promote(SCOPE, registry.register(SERVED))
+    registry.register(OTHER)
+    return folder / "mlflow.db"
+
+
+def copied(store: Path, home: Path) -> Registry:
+    """A registry in ``home`` with all that ``store`` has, artefacts and all."""
+    shutil.copytree(store.parent, home)
+    with sqlite3.connect(home / "mlflow.db") as held:
+        columns = held.execute(
+            "SELECT t.name, c.name FROM sqlite_master t, pragma_table_info(t.name) c "
+            "WHERE t.type = 'table' AND c.type LIKE 'VARCHAR%'"
+        ).fetchall()
+        for table, column in columns:
+            changed = f'UPDATE "{table}" SET "{column}" = replace("{column}", ?, ?)'
+            held.execute(changed, (str(store.parent), str(home)))
+    held.close()
+    return Registry(f"sqlite:///{home / 'mlflow.db'}")
+
+
 @pytest.fixture
 def registry(empty_store: Path, tmp_path: Path) -> Registry:
-    database = tmp_path / "mlruns" / "mlflow.db"
-    database.parent.mkdir()
-    shutil.copy(empty_store, database)
-    return Registry(f"sqlite:///{database}")
+    return copied(empty_store, tmp_path / "mlruns")
 
 
 @pytest.fixture
-def bare(
-    broker: Broker,
-    connected: Callable[[LearnerSettings], Learner],
-    registry: Registry,
-    tmp_path: Path,
-) -> Iterator[Stage]:
+def bare(broker: Broker, connected: Connect, registry: Registry, tmp_path: Path) -> Iterator[Stage]:
     """Nothing is registered, and nothing was sent."""
     made = Stage(broker.kafka, registry, connected, tmp_path)
     yield made
@@ -136,7 +149,9 @@ def bare(
 
 
 @pytest.fixture
-def stage(bare: Stage) -> Stage:
-    """As :meth:`Stage.stand_up` leaves it."""
-    bare.stand_up()
-    return bare
+def stage(broker: Broker, connected: Connect, store: Path, tmp_path: Path) -> Iterator[Stage]:
+    """Two versions are registered, as in ``store``, and the scope has drafts."""
+    made = Stage(broker.kafka, copied(store, tmp_path / "mlruns"), connected, tmp_path)
+    produce(broker.kafka, batches(EVENTS[:200]))
+    yield made
+    made.close()

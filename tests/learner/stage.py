@@ -22,7 +22,7 @@ from learner.registrations import Registration, Settled
 from learner.registry import Registry, Standing, digest_of
 from tests.conftest import random_policy, until
 from tests.learner.rounds import rounds
-from tests.learner.stream import SCOPE, Connect, batches, consume, produce, settings_in
+from tests.learner.stream import SCOPE, Connect, consume, settings_in
 from tests.learner.traffic import Traffic
 
 # mlflow uses parts of sqlalchemy that are to go, and a kafka client that finds no broker, or is
@@ -95,12 +95,6 @@ class Stage:
         self.kafka, self.registry = kafka, registry
         self._connected, self._folder = connected, folder
         self._made: list[Workers] = []
-
-    def stand_up(self) -> None:
-        """Version 1 is champion, version 2 another that is registered; the scope has drafts."""
-        self.registry.promote(SCOPE, self.registry.register(SERVED))
-        self.registry.register(OTHER)
-        produce(self.kafka, batches(EVENTS[:200]))
 
     def learner(self, rollout: str = "auto", home: str = "", **changes: Any) -> Learner:
         folder = self._folder / home

@@ -114,8 +114,8 @@ def sends(kafka: KafkaSettings, value: bytes, seconds: float = 20.0) -> bool:
 def is_turned_away(kafka: KafkaSettings) -> bool:
     """Whether neither a client of ours nor a worker's gets through."""
     with pytest.raises(AWAY):
-        open_admin(kafka, "test", 2_000)
-    return not sends(kafka, b"never", 2.0)
+        open_admin(kafka, "test", 1_000)
+    return not sends(kafka, b"never", 1.0)
 
 
 def exchange(kafka: KafkaSettings) -> list[bytes]:
@@ -185,7 +185,7 @@ def test_one_that_demands_a_password(mechanism: str, broker: Broker, papers: Pap
         assert is_turned_away(other)
         bare = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
         with pytest.raises(AWAY):
-            open_admin(bare, "test", 2_000)
+            open_admin(bare, "test", 1_000)
 
 
 def test_one_that_demands_a_token_gets_what_a_file_holds_now(
@@ -206,7 +206,7 @@ def test_one_that_demands_a_token_gets_what_a_file_holds_now(
         assert is_turned_away(kafka)
         file.unlink()
         with pytest.raises(AWAY):
-            open_admin(kafka, "test", 2_000)
+            open_admin(kafka, "test", 1_000)
         with pytest.raises(AWAY, match="no token for Kafka"):
             Tokens(kafka).token()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -25,8 +25,8 @@ from tests.learner.traffic import Traffic
 
 RUNS = 100
 LENGTH = AGES[1]
-SKEWS = [(0.1, 9.0), (0.1, 12.0), (0.03, 32.0), (0.03, 42.0), (0.01, 99.0), (0.01, 120.0)]
-"""Chance of a loss and how large, where all else gains 1: the mean is 0 or below."""
+SKEWS = [(0.1, 9.0), (0.03, 32.4), (0.01, 99.0)]
+"""Chance of a loss and how large, where all else gains 1: the mean is 0."""
 
 
 def contested() -> Contest:
@@ -56,10 +56,9 @@ def test_many_small_gains_hide_no_rare_and_large_loss(chance: float, loss: float
     assert np.mean([passes(row, loss) for row in numbers]) <= binom.ppf(0.999, RUNS, 0.01) / RUNS
 
 
-@pytest.mark.parametrize("sd", [0.2, 0.4])
-def test_what_is_special_about_a_session_counts_once(sd: float) -> None:
+def test_what_is_special_about_a_session_counts_once() -> None:
     draw = np.random.default_rng(2)
-    effects = draw.normal(0.0, sd, (RUNS, 2 * LENGTH // 8)).repeat(8, axis=1)
+    effects = draw.normal(0.0, 0.4, (RUNS, 2 * LENGTH // 8)).repeat(8, axis=1)
     numbers = np.clip(effects + draw.normal(size=effects.shape), -12.0, 12.0)
     passed = [passes(row, 12.0, each=8) for row in numbers]
     assert np.mean(passed) <= binom.ppf(0.999, RUNS, 0.01) / RUNS
@@ -105,7 +104,6 @@ def fed(found: Clusters, sessions: list[int], first: int = 0) -> list[Cluster]:
     return closed
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=300))
 def test_every_row_is_in_one_cluster_or_waits(sessions: list[int]) -> None:
     found = Clusters(2)

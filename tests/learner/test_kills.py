@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -23,7 +22,9 @@ from learner import checkpoint, state
 from learner.registry import Registry, digest_of
 from learner.settings import LearnerSettings
 from pipelines.machine import free_port
-from pipelines.stack.running import registry_arguments
+from pipelines.stack import processes
+from pipelines.stack.processes import Part
+from pipelines.stack.running import registry_arguments, responds
 from tests.conftest import until
 from tests.end_to_end.service import Reader
 from tests.learner.conftest import Broker
@@ -134,35 +135,21 @@ class Server:
     """``mlflow server``, which may die or fall silent."""
 
     def __init__(self, home: Path) -> None:
-        self.port, self.home = free_port(), home
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.part = Part("mlflow", registry_arguments(port, home), home / "server.log")
 
     def start(self) -> None:
-        with (self.home / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                registry_arguments(self.port, self.home),
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self.child = processes.start(self.part, again=True)
         wait(self.answers)
 
     def answers(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health", timeout=2.0).is_success
-        except httpx.HTTPError:
-            return False
+        return responds(f"{self.url}/health")
 
     def signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        os.killpg(self.process.pid, number)  # its workers too
+        os.killpg(self.child.process.pid, number)  # its workers too
         if number is signal.SIGKILL:
-            self.process.wait(10)
-
-    def end(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.signal(signal.SIGKILL)
+            self.child.process.wait(10)
 
 
 def wait(done: Callable[[], bool]) -> None:
@@ -249,4 +236,4 @@ def test_minutes_without_mlflow_cost_no_event_and_no_verdict(
     finally:
         process.kill()
         process.wait(10)
-        server.end()
+        processes.stop([server.child])

@@ -12,9 +12,9 @@ from learner.registry import Registry
 from learner.settings import LearnerSettings
 from tests.conftest import random_policy
 from tests.learner.stage import WARNINGS, client_of
-from tests.learner.test_meanwhile import proxied
+from tests.learner.test_meanwhile import fronted
 
-pytestmark = [*WARNINGS, pytest.mark.timeout(900)]
+pytestmark = WARNINGS
 
 
 def test_versions_lie_in_the_registry_and_their_runs_with_the_tracking_server(
@@ -55,10 +55,10 @@ def test_passwords_come_from_files_and_reach_mlflow(
         (tmp_path / f"hvd_learner_mlflow_{name}").write_text(text)
         monkeypatch.delenv(f"MLFLOW_TRACKING_{name.upper()}", raising=False)
     monkeypatch.setenv("HVD_SECRETS_DIR", str(tmp_path))
-    with proxied(0) as proxy:
-        settings = LearnerSettings.load(mlflow_tracking_uri=proxy.url)
+    with fronted(lambda *_: []) as front:
+        settings = LearnerSettings.load(mlflow_tracking_uri=front.url)
         assert "hunter2" not in repr(settings)
-        proxy.watch(lambda number, path: 403)
+        front.watch(lambda number, path: 403)
         with pytest.raises(RegistryError, match="403"):
             Registry.of(settings).standings()
-    assert proxy.headers["authorization"] == "Basic YW5uYTpodW50ZXIy"
+    assert front.authorization == "Basic YW5uYTpodW50ZXIy"

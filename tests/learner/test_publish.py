@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from dataclasses import replace
 
 import pytest
@@ -21,7 +20,7 @@ from decoder.policy.probes import to_bytes
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.published import Published
 from pipelines.machine import free_port
-from tests.conftest import random_policy
+from tests.conftest import random_policy, swept
 from tests.learner.conftest import Broker
 
 
@@ -113,15 +112,12 @@ def test_a_publication_that_its_client_sent_again_is_one(broker: Broker) -> None
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a client that found no broker leaves some
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_publishing_without_a_broker() -> None:
-    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
-    with pytest.raises(BrokerError, match="not acknowledged"):
-        PolicyPublisher(kafka).publish(random_policy(), 1)
-    status = StatusProducer(kafka)
+def test_a_status_that_finds_no_broker_is_counted() -> None:
+    status = StatusProducer(KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
     for _ in range(2):
         status.send(LearnerStatus(process="p", scope="s", time=1.0))
     assert status.failed == 2
-    gc.collect()
+    swept()
 
 
 def test_a_forged_number_is_nobody_s_and_a_forged_champion_is_published_over(

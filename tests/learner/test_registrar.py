@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import RegistryError
 from learner import registrar
 from learner.registrar import Registrar
@@ -36,18 +35,6 @@ def desk(registry: Registry) -> Iterator[Registrar]:
     made.close()
 
 
-def test_a_winner_waits_for_the_first_policy_and_follows_it(desk: Registrar) -> None:
-    desk.hand(Registration(WINNER, against=digest_of(FIRST)))
-    desk.hand(Registration(FIRST))
-    desk.start()
-    first, winner = answers_until(desk, lambda found: len(found) == 2)
-    assert (first.version, first.refusal, winner.version, winner.refusal) == (1, "", 2, "")
-    desk.ask([("ab12", 2)])
-    (loaded,) = answers_until(desk, bool)
-    assert isinstance(loaded, Policy) and digest_of(loaded) == digest_of(WINNER)
-    assert loaded.version == 2 and not desk.waiting()
-
-
 def test_what_is_not_ours_waits(desk: Registrar) -> None:
     MINE.clear()
     desk.hand(Registration(FIRST))
@@ -57,18 +44,6 @@ def test_what_is_not_ours_waits(desk: Registrar) -> None:
     assert [each.policy for each in desk.waiting()] == [FIRST]
     MINE.add("ab12")
     answers_until(desk, bool)
-
-
-def test_a_champion_that_a_person_moved_stands(desk: Registrar, registry: Registry) -> None:
-    other = registry.register(random_policy(5, "ab12"))
-    registry.promote("ab12", other)
-    desk.hand(Registration(WINNER, against=digest_of(FIRST)))
-    desk.start()
-    done = settled(desk)
-    assert done.version is None
-    assert "was made champion" in done.refusal
-    assert desk.given_up["person"] == 1
-    assert registry.standing("ab12").champion == other and len(registry.versions("ab12")) == 1
 
 
 def test_winners_wait_while_a_version_is_pinned(desk: Registrar, registry: Registry) -> None:
@@ -121,8 +96,9 @@ def test_a_champion_that_could_not_be_read_for_a_moment_stands(
     desk.start()
     found = answers_until(desk, lambda found: len(found) == 2)  # it is loaded, too
     (settled,) = (each for each in found if isinstance(each, Settled))
-    assert "was made champion" in settled.refusal
-    assert registry.standing("ab12").champion == other
+    assert "was made champion" in settled.refusal and settled.version is None
+    assert registry.standing("ab12").champion == other and len(registry.versions("ab12")) == 1
+    assert desk.given_up["person"] == 1
 
 
 def test_what_nobody_could_read_is_dropped(

@@ -40,32 +40,6 @@ def played(rollout: Rollout, ratio: float, count: int = 400) -> Rollout:
     return rollout
 
 
-def test_promoted_then_watched_then_left_alone() -> None:
-    rollout = played(on_trial(), 1.1)
-    outcome = rollout.decide(RULES)
-    assert outcome is not None and outcome.word == "promote"
-    assert rollout.decide(RULES) is None, "said once"
-    ended = rollout.follow(replace(FIVE, champion=7), NOW)
-    assert ended is not None and ended[1] == outcome
-    assert told(rollout) == ("watch", 5, 7)
-    assert rollout.one is not None
-    rollout.one.published(1_000_002, NOW)
-    kept = played(rollout, 0.9).decide(RULES)
-    assert kept is not None and kept.word == "keep"
-
-
-def test_rolled_back_is_not_watched() -> None:
-    rollout = on_trial()
-    rollout.follow(replace(FIVE, champion=7), NOW)
-    assert rollout.one is not None
-    rollout.one.published(1_000_002, NOW)
-    outcome = played(rollout, 1.2).decide(RULES)
-    assert outcome is not None and outcome.word == "roll back"
-    ended = rollout.follow(FIVE, NOW)
-    assert ended is not None and ended[1] == outcome and told(rollout) == ("", 0, 0)
-    assert rollout.champion == 5
-
-
 @pytest.mark.parametrize(
     ("standing", "why", "then"),
     [

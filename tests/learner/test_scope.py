@@ -139,17 +139,6 @@ def test_what_a_person_serves_is_learned_on_from(first: Policy) -> None:
     assert scope.version == 10 and np.array_equal(scope.learners.trainers[QUICK].weights, before)
 
 
-def test_no_feature_within_its_bounds_breaks_a_scope(first: Policy) -> None:
-    rows = rows_of(40, seed=2)
-    rows.features[::7] = 1e9
-    rows.features[1::7] = -1e9
-    for policy in (first, frequency_policy("s")):
-        scope = Scope("s", SETTINGS, policy)
-        served(scope, rows)
-        again = Scope.restored("s", SETTINGS, scope.snapshot())
-        assert state_of(again) == state_of(scope)
-
-
 FEW_ROWS = from_events(Traffic(seed=2).events(10))
 
 

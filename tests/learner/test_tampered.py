@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +18,7 @@ from learner.registrations import Move, Registration, carry_out
 from learner.registry import Registry, digest_of, moves
 from learner.registry.runs import EXPERIMENT
 from tests.conftest import random_policy, until
-from tests.learner.stage import SERVED, WARNINGS, Stage, answers_until, client_of, settled
+from tests.learner.stage import SERVED, WARNINGS, Stage, client_of, settled
 from tests.learner.stream import SCOPE
 
 pytestmark = WARNINGS
@@ -116,33 +115,6 @@ def test_a_run_that_was_deleted_costs_nothing(
     assert not done.refusal and registry.standing("ab12").champion == 2
     assert digest_of(registry.load("ab12", 2)) == digest_of(WINNER)
     assert not lines(caplog, logging.ERROR)
-
-
-def test_a_trial_whose_version_is_gone_ends_and_nothing_else(
-    desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registrar, "TRIES", 2)
-    registry.register(WINNER)
-    client_of(registry).delete_model_version(registry.standing("ab12").name, "2")
-    desk.move(Move("ab12", "l", "won", {2: {"trial": "promoted"}}, over=1, to=2))
-    (found,) = answers_until(desk, bool)
-    assert found.refusal and registry.standing("ab12").champion == 1
-    assert desk.given_up["refused"] == 1
-
-
-def test_a_version_that_is_none_of_ours_under_champion_is_told_and_serves_nothing(
-    desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    client, name = client_of(registry), registry.standing("ab12").name
-    (tmp_path / "strange").mkdir()
-    made = client.create_model_version(name, (tmp_path / "strange").as_uri())
-    client.set_registered_model_alias(name, "champion", made.version)
-    desk.ask([("ab12", int(made.version))])
-    until(lambda: any(f"version {made.version}" in line for line in lines(caplog)))
-    time.sleep(0.3)
-    told = [line for line in lines(caplog) if f"version {made.version}" in line]
-    assert len(told) == 1 and "\n" not in told[0] and "what is served stays" in told[0]
-    assert not [a for a in desk.answers() if not isinstance(a, dict)]
 
 
 def test_artefacts_that_cannot_be_written_or_read_are_one_sentence(

@@ -172,7 +172,7 @@ def test_the_likelihood_is_that_of_what_was_seen() -> None:
     assert loss == pytest.approx(-np.mean(naive), rel=1e-4)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.floats(-20, 40, width=16), st.floats(0, 30, width=16))
 def test_a_censored_label_is_a_lower_bound(output: float, bound: float) -> None:
     accepted, censored = np.float32([bound]), np.array([True])

@@ -34,6 +34,8 @@ where Kafka answers in the oldest one (KIP-511)."""
 SYNC: Final = 14
 GROUPS: Final = {11: 5, 12: 3, 13: 1, SYNC: 3}
 """Newest versions of the requests of a consumer group that it can read, of those that it names."""
+REBALANCE_MS: Final = 300
+"""For more members of a group to come, when its first has."""
 DISCONNECT: Final = -195
 """In the place of an error: the connection is closed without a word."""
 PRODUCER: Final = 0
@@ -65,6 +67,7 @@ _FUNCTIONS: Final = {
     ),
     "rd_kafka_mock_request_api_key": (ctypes.c_int16, (_Pointer,)),
     "rd_kafka_mock_request_destroy_array": (None, (ctypes.POINTER(_Pointer), ctypes.c_size_t)),
+    "rd_kafka_mock_group_initial_rebalance_delay_ms": (None, (_Pointer, ctypes.c_int32)),
     "rd_kafka_mock_partition_set_leader": (
         ctypes.c_int, (_Pointer, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32),
     ),
@@ -96,6 +99,7 @@ class MockCluster:
         self._cluster = self._lib.rd_kafka_handle_mock_cluster(self._client)
         self.servers = self._lib.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
         self._lib.rd_kafka_mock_start_request_tracking(self._cluster)
+        self._lib.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, REBALANCE_MS)
         self._brokers = range(1, brokers + 1)
         self._fronts = [_Front(int(each.rpartition(":")[2])) for each in self.servers.split(",")]
         for front in self._fronts:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import swept
 from tests.learner.conftest import empty_store  # noqa: F401
 from tests.mock_cluster.cluster import MockCluster, running
 
@@ -16,4 +16,4 @@ def cluster() -> Iterator[MockCluster]:
     """Two brokers; of each topic two partitions, led by one of them each."""
     with running(brokers=2, partitions=2) as started:
         yield started
-    gc.collect()  # sockets of clients that found nobody, here and not in another's test
+    swept()  # here, and not in somebody else's test

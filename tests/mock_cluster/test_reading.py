@@ -37,7 +37,9 @@ NOT_LEADER, NOT_AVAILABLE, FEW_REPLICAS, NOT_AUTHORISED, STORAGE = 6, 5, 19, 29,
 
 
 @pytest.fixture
-def publisher(cluster: MockCluster) -> Iterator[PolicyPublisher]:
+def publisher(cluster: MockCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyPublisher]:
+    monkeypatch.setattr("learner.publish.ACK_SECONDS", 2.0)
+    monkeypatch.setattr("decoder.feed.RETRY_S", 0.1)
     made = PolicyPublisher(cluster.kafka)
     yield made
     made.close()
@@ -225,8 +227,7 @@ def test_what_is_refused_lies_with_the_dead_and_what_no_broker_takes_is_counted(
 def test_a_compacted_topic_with_a_partition_that_nobody_leads_ends_none_of_its_readers(
     cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for patched in ("learner.lease.RETRY_SECONDS", "decoder.feed.RETRY_S"):
-        monkeypatch.setattr(patched, 0.1)
+    monkeypatch.setattr("learner.lease.RETRY_SECONDS", 0.1)
     cluster.lead(LEASE.name, 1, NOBODY)
     cluster.lead(POLICY.name, 1, NOBODY)
     lease, applied = Lease(cluster.kafka, "first"), []  # type: ignore[var-annotated]

@@ -175,7 +175,10 @@ class Fleet:
 def test_lessons_that_were_not_taken_are_sent_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(intake, "RETRY_SECONDS", 0.1)
+    for name, value in {"SESSION_MS": 3_000, "BEAT_MS": 500}.items():
+        monkeypatch.setattr(group, name, value)  # the mock cluster waits so long for who has left
+    for name in ("RETRY", "SETTLE"):
+        monkeypatch.setattr(intake, f"{name}_SECONDS", 0.1)
     values = batches(Traffic(seed=1).events(10))
     with running() as cluster:
         producer = open_producer(cluster.kafka, "test")

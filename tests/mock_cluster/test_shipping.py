@@ -67,9 +67,9 @@ def test_a_worker_is_read_by_a_client_of_another_make(cluster: MockCluster) -> N
 @pytest.mark.parametrize(
     "errors",
     [
-        [FEW_REPLICAS] * 6,
-        [FEW_REPLICAS_AFTER_APPEND] * 6,
-        [TIMED_OUT] * 6,
+        [FEW_REPLICAS] * 4,
+        [FEW_REPLICAS_AFTER_APPEND] * 4,
+        [TIMED_OUT] * 4,
         [NOT_LEADER] * 3,
         [STORAGE, FEW_REPLICAS, TIMED_OUT, DISCONNECT],
         [DISCONNECT] * 4,
@@ -147,7 +147,7 @@ def test_brokers_that_go_and_come_find_everything(cluster: MockCluster) -> None:
         ship(shipper, lambda m=made: shipper.books.sent > m)  # type: ignore[misc]
         cluster.down()
         put(ring, *spread(700))
-        for _ in range(40):
+        for _ in range(20):
             shipper.turn()
         cluster.up()
         ship(shipper, lambda m=made: shipper.books.sent == m + 1_000)  # type: ignore[misc]
@@ -180,13 +180,18 @@ def test_a_record_whose_acknowledgement_is_lost_lies_there_again_under_its_numbe
     assert set(came) == set(range(10)) and len(came) >= 15
 
 
-def test_what_a_worker_that_ends_has_no_answer_for_is_in_doubt(cluster: MockCluster) -> None:
+def test_what_a_worker_that_ends_has_no_answer_for_is_in_doubt(
+    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decoder.telemetry.handover.CLOSE_TIMEOUT_S", 1.0)
     ring = Ring(100)
     handover = handover_of(cluster.kafka, ring)
     put(ring, *spread(5))
     until(lambda: handover.accounts().sent == 5)
+    asked = cluster.asked(PRODUCE)
     cluster.delay(60_000)
     put(ring, *[PLAIN] * 10)
+    until(lambda: cluster.asked(PRODUCE) > asked)
     handover.close()
     assert handover.accounts() == Accounts(made=15, sent=5, in_doubt=10)
     cluster.delay(0)
