@@ -31,7 +31,7 @@ NOTICED: Final = 100
 RESAMPLES: Final = 1_000
 PAIRS: Final = (
     ("adaptive", "frozen"), ("adaptive", "first"), ("adaptive", "refit"),
-    ("refit", "first"), ("first", "counting"),
+    ("refit", "first"),
 )  # fmt: skip
 
 Mask = NDArray[np.bool_]
@@ -61,8 +61,6 @@ def figures(scenario: Scenario, seed: int, traffic: Traffic, runs: Runs) -> dict
         for window, mask in windows.items():
             tail = "" if window == "all" else f"_{window}"
             figure[f"rate{tail}"] = run.rate(mask)
-            if "oracle" in runs:
-                figure[f"oracle_fraction{tail}"] = run.rate(mask) / runs["oracle"].rate(mask)
         shares = run.cycles / max(1, run.cycles.sum())
         figure["cycles_by_arm"] = dict(zip(ARMS, shares.tolist(), strict=True))
     names: dict[str, int] = {}
@@ -138,13 +136,12 @@ def _recovery(
 
 
 def table(summary: dict[str, Any]) -> Table:
-    """Shares of the oracle's rate after the change, by scenario and seed."""
+    """Rates after the change, by scenario and seed."""
 
-    def share(r: dict[str, Any], name: str) -> str:
-        return number(r["policies"][name].get("oracle_fraction_after"), 3)
+    def rate(r: dict[str, Any], name: str) -> str:
+        return number(r["policies"][name].get("rate_after"), 3)
 
     columns: dict[str, Cell] = {"scenario": itemgetter("name"), "seed": lambda r: str(r["seed"])}
-    columns |= {name: partial(share, name=name) for name in summary["settings"]["policies"]}
-    return metrics.table(
-        "Share of the oracle's rate after the change", columns, summary["scenarios"]
-    )
+    columns |= {name: partial(rate, name=name) for name in summary["settings"]["policies"]}
+    title = "Tokens in the time of a plain step, after the change"
+    return metrics.table(title, columns, summary["scenarios"])

@@ -29,7 +29,7 @@ from learner.rows import Rows, from_events
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 from pipelines.lab.drift.traffic import PLAIN_US, Request
-from pipelines.lab.replay.engine import Cycle, Engine, Prices, foreseen
+from pipelines.lab.replay.engine import Cycle, Engine
 
 Told = Callable[[int, Rows], Policy | None]
 """Told the number of a request that is done and its drafts; a policy to put in force, or None."""
@@ -98,17 +98,6 @@ class Run:
         """Tokens in the time of a plain step, over the requests of ``mask`` [n]."""
         us = self.us[mask].sum()
         return float(PLAIN_US * self.tokens[mask].sum() / us) if us else 0.0
-
-
-def foresee(
-    requests: Sequence[Request], costs: Sequence[CostTable], settings: WorkerSettings
-) -> Run:
-    """Each request decoded in hindsight: the bound that rates are shares of."""
-    prices = [Prices(table, settings) for table in costs]
-    made, traces = Run.of(len(requests)), [r.trace for r in requests]
-    for cycle, us in foreseen(traces, [prices[r.segment] for r in requests], settings):
-        made.add(cycle, us)
-    return made
 
 
 def decode(

@@ -4,11 +4,9 @@
 name             policy                                                              learns
 ===============  ==================================================================  =======
 frozen           all features, survival by the rate rule, and what a worker adapts   no
-counting         counted score against a threshold of 2: what a new scope had        no
 first            the policy that any scope begins with                               no
 adaptive         ``first``, with the learner                                         yes
 refit            as ``frozen``, trained on other traffic like that since the change  no
-oracle           hindsight
 ===============  ==================================================================  =======
 
 ``frozen`` was trained on the traffic before the change.
@@ -34,15 +32,15 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import SettingsError, TraceError
 from decoder.core.payoff.token_classes import token_classes_of
-from decoder.settings import WHOLE_FACTOR, WorkerSettings
+from decoder.settings import WorkerSettings
 from learner.rows import Rows
 from pipelines import machine
 from pipelines.lab.bench.methods import words
 from pipelines.lab.drift.measure import LEARNS, figures
-from pipelines.lab.drift.stream import Learning, Run, Worker, decode, foresee
+from pipelines.lab.drift.stream import Learning, Run, Worker, decode
 from pipelines.lab.drift.traffic import (
     KINDS,
     SIDE_BY_SIDE,
@@ -58,7 +56,7 @@ from pipelines.lab.replay.study import survival, taught
 from pipelines.lab.replay.traces import Trace, files_of, read
 from pipelines.reports import Step
 
-NAMES: Final = ("frozen", "counting", "first", "adaptive", "refit", "oracle")
+NAMES: Final = ("frozen", "first", "adaptive", "refit")
 KNOWN: Final = 100
 """Generations that were there to train on before the change."""
 OTHERS: Final = 200
@@ -94,7 +92,7 @@ class Columns:
         return self.settings.model_copy(update={"suffix_max_factor": factor} if factor else {})
 
     def column(self, name: str) -> tuple[Policy, Worker]:
-        """The policy called ``name``, but for the oracle, which is none; and how it is served.
+        """The policy called ``name``, and how it is served.
 
         Raises:
             TraceError: there is too little to train it on.
@@ -102,9 +100,6 @@ class Columns:
         ours = Worker(self.served)
         if name == "frozen":
             return self._survival(self._known(), self.settings), ours
-        if name == "counting":
-            factor = {"suffix_max_factor": min(self.served.suffix_max_factor, WHOLE_FACTOR)}
-            return frequency_policy("drift"), Worker(self.served.model_copy(update=factor))
         if name == "refit":
             traces = lessons(self.scenario.later, self.library, self.seed, OTHERS)
             return self._survival(traces, self.served), ours
@@ -194,9 +189,6 @@ def _one(
     columns, runs = Columns(scenario, library, seed, settings, first), dict[str, Run]()
     for name in policies:
         told()
-        if name == "oracle":
-            runs[name] = foresee(sent.requests, costs, columns.served)
-            continue
         policy, worker = columns.column(name)
         learning = Learning.begun(policy) if name == LEARNS else None
         run = decode(
