@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import time
 import warnings
@@ -33,6 +34,17 @@ settings.load_profile("untimed")
 def pytest_sessionstart() -> None:
     """A shell's background job ignores Ctrl-C, and so would all that the tests interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # of the million objects of torch, vLLM and MLflow none is garbage
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.set_threshold(20_000)
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 class KeepingSink(Log):
