@@ -55,7 +55,8 @@ def _broken_promises(ask: Ask, reply: Answer) -> Iterator[str]:
         if asked.get("top_k") == 4 and not _among_the_first(choice):
             yield "a token that top_k rules out"
         if finish != "length":  # what was cut off need not have the structure
-            yield from _unfit(ask, choice.get("text") or choice["message"]["content"] or "")
+            said = choice["message"]["content"] if "message" in choice else choice["text"]
+            yield from _unfit(ask, said or "")
 
 
 def _among_the_first(choice: Mapping[str, Any]) -> bool:
