@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 from dataclasses import dataclass, replace
@@ -243,10 +242,8 @@ def served(folder: Path, method: str = "", ahead: bool | None = None) -> dict[st
             job["speculative_config"] |= ON_V1
         else:
             job["ahead"], variables = ahead, variables | interpreted.VARIABLES
-    job_file, result_file = folder / "job.json", folder / "result.json"
-    job_file.write_text(json.dumps(job))
-    run_apart("tests.engines.asked", str(job_file), str(result_file), **variables)
-    return json.loads(result_file.read_text()) | {"target": str(models[0])}
+    made: dict[str, Any] = run_apart("tests.engines.asked", folder, job, **variables)
+    return made | {"target": str(models[0])}
 
 
 ON_V1 = {"disable_padded_drafter_batch": True, "disable_eagle_block_drop": True}

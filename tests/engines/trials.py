@@ -7,7 +7,6 @@ router was offered, by request and position, so that labels can be recomputed fr
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -182,6 +181,7 @@ def vllm_trial(folder: Path, method: str, runner: Mapping[str, Any], beside: str
     speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": 12}
     if method == "eagle3":
         speculative |= {"model": str(drafter)}
+    # by the clock the floor may put one arm in force for long
     variables = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0", "MY_X": "1", "OUR_X": "1"}
     job = {
         "model": str(target), "max_model_len": limit, "asks": [asdict(a) for a in asks],
@@ -191,11 +191,7 @@ def vllm_trial(folder: Path, method: str, runner: Mapping[str, Any], beside: str
         variables |= interpreted.VARIABLES
     else:
         speculative["disable_padded_drafter_batch"] = True
-    job_file, result_file = folder / "job.json", folder / "result.json"
-    job_file.write_text(json.dumps(job))
-    # by the clock the floor may put one arm in force for long
-    run_apart("tests.engines.decode", str(job_file), str(result_file), **variables)
-    result = json.loads(result_file.read_text())
+    result = run_apart("tests.engines.decode", folder, job, **variables)
     model = LlamaForCausalLM.from_pretrained(target).eval()
     drafts = by_workload(result["noted"], result["events"], asks)
     return Trial(
