@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from decoder.engines.vllm.attached import adapter_of
 
 if TYPE_CHECKING:  # not before the engine: it brings numba (decoder.engines.vllm.plugin says why)
@@ -18,6 +20,11 @@ if TYPE_CHECKING:  # not before the engine: it brings numba (decoder.engines.vll
     from decoder.contracts.events import DraftEvent
     from decoder.telemetry.ring import Ring
     from decoder.worker import Worker
+
+
+def real(test: Any) -> Any:
+    """Mark what starts engines for minutes."""
+    return pytest.mark.engine(pytest.mark.long(pytest.mark.timeout(1800)(test)))
 
 
 def engine_of(job: Mapping[str, Any]) -> LLM:

@@ -19,15 +19,11 @@ import pytest
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
 from pipelines.machine import free_port
+from tests.engines.plugged import real
 from tests.engines.rank_jobs import ROWS
 from tests.engines.two_heads import prompts, write_models
 
 Rounds = list[list[Any]]
-
-
-def real(test: Any) -> Any:
-    """Mark what starts engines of several ranks."""
-    return pytest.mark.engine(pytest.mark.long(test))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.v2.batch import Batch
 from tests.engines import asked, interpreted, two_heads
 from tests.engines.configs import config
-from tests.engines.plugged import run_apart
+from tests.engines.plugged import real, run_apart
 from tests.engines.scheduled_ahead import Ahead
 from tests.engines.test_vllm_adapter import ask, copying, is_whole, observed, serve
 from tests.engines.trials import swapped_policies
@@ -273,17 +273,13 @@ def on_v1(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return made
 
 
-@pytest.mark.engine
-@pytest.mark.long
-@pytest.mark.timeout(1800)
+@real
 def test_every_answer_is_plain_v1s(plain: dict[str, Any], hybrid: dict[str, Any]) -> None:
     assert plain["answers"].keys() == {*hybrid["answers"], "thinking"}
     assert not unlike(plain, hybrid)
 
 
-@pytest.mark.engine
-@pytest.mark.long
-@pytest.mark.timeout(1800)
+@real
 def test_every_answer_of_v1_with_drafts_is_plain_v1s(
     plain: dict[str, Any], on_v1: dict[str, Any]
 ) -> None:
@@ -304,9 +300,7 @@ def unlike(plain: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.engine
-@pytest.mark.long
-@pytest.mark.timeout(1800)
+@real
 def test_drafts_were_really_verified_and_counted(hybrid: dict[str, Any]) -> None:
     noted, status = hybrid["noted"], hybrid["status"]
     assert noted["longer"] == noted["no token"] == 0 and noted["preempted"] > 0
@@ -320,9 +314,7 @@ def test_drafts_were_really_verified_and_counted(hybrid: dict[str, Any]) -> None
     assert bool(hybrid["faults"]) == ("model" in status["cycles"]), "its passes were made to fail"
 
 
-@pytest.mark.engine
-@pytest.mark.long
-@pytest.mark.timeout(1800)
+@real
 def test_what_is_drawn_where_a_draft_was_verified_is_of_the_targets_distribution(
     hybrid: dict[str, Any],
 ) -> None:
