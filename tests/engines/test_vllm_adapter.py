@@ -120,36 +120,41 @@ def test_no_draft_of_any_arm_reaches_the_fewest_tokens_of_a_request(method: str)
 
 @pytest.mark.parametrize("method", ["suffix", "eagle3"])
 @pytest.mark.parametrize(
-    "change",
+    ("change", "more"),
     [
-        {},
-        {"max_num_batched_tokens": 20, "max_num_seqs": 3},  # no room for whole drafts
-        {"max_num_batched_tokens": 20, "max_num_seqs": 3, "unknown": True},
-        {"max_model_len": 100},  # the context ends
-        {"enable_prefix_caching": False},
-        {"speculative": {"num_speculative_tokens_per_batch_size": [(1, 2, 9), (3, 99, 1)]}},
+        ({}, {}),
+        ({"max_num_batched_tokens": 20, "max_num_seqs": 3}, {}),  # no room for whole drafts
+        ({"max_num_batched_tokens": 20, "max_num_seqs": 3}, {"unknown": True}),
+        ({"max_model_len": 100}, {}),  # the context ends
+        ({"enable_prefix_caching": False}, {}),
+        ({"speculative": {"num_speculative_tokens_per_batch_size": [(1, 2, 9), (3, 99, 1)]}}, {}),
+        ({}, {"blocks": 90}),
+        ({}, {"grammar": 2}),  # what it cuts is not taken for a rejection
     ],
-    ids=["plain", "no room", "nor known", "context ends", "no prefix caching", "by batch size"],
-)
+    ids=["plain", "no room", "nor known", "context ends", "no prefix caching", "by batch size",
+         "preempting", "grammar"],
+)  # fmt: skip
 def test_the_router_is_told_what_was_drafted_and_what_was_verified(
-    method: str, change: dict[str, Any]
+    method: str, change: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    given = {name: value for name, value in change.items() if name != "unknown"}
-    e = engine(config(method, tokens=16, **given))
-    small = "unknown" in change
-    if small:  # the router does not know, so the scheduler cuts
+    e = engine(config(method, tokens=16, **change), blocks=more.get("blocks", 400))
+    e.grammar.most = more.get("grammar", e.grammar.most)
+    if "unknown" in more:  # the router does not know, so the scheduler cuts
         e.runner.scheduler_config.max_num_scheduled_tokens = 10_000
     verified, told = observed(e), drafted(e)
     serve(e)
     is_whole(e)
     assert [(n, v) for n, v, *_ in verified] == [(n, v) for n, _, v in e.told]
+    assert e.worker.router.counters.started == 6 and (e.preemptions > 2) == ("blocks" in more)
     lengths = iter(length for _, lengths, _ in told for length in lengths)
-    assert max(lengths) == e.longest_seen > 0
+    assert max(lengths) == e.longest_seen > 2 * ("grammar" in more)
     for name, output in e.outputs.items():
         own = [length for n, _, length, _ in verified if n == name]
         assert own == sorted(set(own)) and own[-1] >= 40 + int(name) + len(output)
     cut = [(d, v) for _, d, v in e.told if v < d]
-    assert bool(cut) == small
+    assert bool(cut) == bool({"unknown", "grammar"} & more.keys())
+    if "grammar" in more:
+        assert {v for _, v, *_ in verified} == {0, 1, 2}
     offered = [v for _, _, v in e.told if v]  # and vLLM's own counters stay right
     assert sum(s.num_drafts for s in e.stats) == len(offered)
     assert sum(s.num_draft_tokens for s in e.stats) == sum(offered)
@@ -202,15 +207,6 @@ def test_drafts_keep_no_new_request_waiting(
     assert steps() <= without + later
 
 
-def test_a_grammar_that_cuts_a_draft_is_not_taken_for_a_rejection() -> None:
-    e = engine(config(tokens=16))
-    verified = observed(e)
-    e.grammar.most = 2
-    serve(e)
-    is_whole(e)
-    assert {v for _, v, *_ in verified} == {0, 1, 2} and e.longest_seen > 2
-
-
 def test_filling_the_masks_of_a_grammar_takes_no_longer_than_a_step() -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -230,16 +226,6 @@ def test_filling_the_masks_of_a_grammar_takes_no_longer_than_a_step() -> None:
     bound = StructuredOutputsParams(regex=".*")
     assert longest(100.0, None) == longest(100_000.0, bound) == 16
     assert longest(100.0, bound) == int(100.0 / MASK_US) // 2 - 1
-
-
-def test_a_preempted_request_goes_on_where_it_was() -> None:
-    e = engine(config(tokens=16), blocks=110)
-    verified = observed(e)
-    serve(e, requests=8)
-    is_whole(e)
-    assert e.preemptions > 2
-    assert [(n, v) for n, v, *_ in verified] == [(n, v) for n, _, v in e.told]
-    assert e.worker.router.counters.started == 8
 
 
 @pytest.mark.parametrize(
