@@ -93,10 +93,12 @@ def load_tokenizer(name: str | None) -> Any:
     Raises:
         ModelError: there is none.
     """
-    if name is None:
-        name = str(ensure_model())
     # Figures are for one thread; a tokenizer that forks more would also warn about it.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if name is None:  # its class is known: to look among all that there are takes seconds
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(ensure_model()))
     from transformers import AutoTokenizer
 
     try:

@@ -34,12 +34,17 @@ settings.load_profile("untimed")
 def pytest_sessionstart() -> None:
     """A shell's background job ignores Ctrl-C, and so would all that the tests interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.disable()  # imports make hundreds of thousands of objects that stay
+    gc.disable()  # of the million objects of torch, vLLM and MLflow none is garbage
 
 
 def pytest_collection_finish() -> None:
     swept()
+    gc.set_threshold(20_000)
     gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 def swept() -> None:

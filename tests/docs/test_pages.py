@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -61,14 +62,18 @@ def test_a_reference_is_what_the_code_says(page: Path) -> None:
 # --- commands
 
 
+@functools.cache
+def whole() -> Any:
+    return typer.main.get_command(cli.app)
+
+
 def options(path: list[str]) -> tuple[set[str], int]:
     """The options of the command that ``path`` begins with, and how many words name it.
 
     Raises:
         KeyError: there is no such command.
     """
-    command: Any = typer.main.get_command(cli.app)
-    taken = 0
+    command, taken = whole(), 0
     while hasattr(command, "commands") and taken < len(path) and path[taken][0] != "-":
         command = command.commands[path[taken]]
         taken += 1

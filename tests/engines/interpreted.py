@@ -7,6 +7,7 @@ token; it shows no graphs, no order of streams and no time.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 VARIABLES = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
@@ -38,6 +39,7 @@ def install(ahead: bool | None) -> None:
     would elsewhere."""
     import triton.backends
     from triton.backends.driver import DriverBase
+    from triton.runtime import interpreter
 
     class Driver(DriverBase):  # type: ignore[misc]
         @staticmethod
@@ -47,6 +49,13 @@ def install(ahead: bool | None) -> None:
     # vLLM's CPU build looks for the first, any other for one that is not called so
     for name in ("cpu", "interpreted"):
         triton.backends.backends[name] = triton.backends.Backend(compiler=None, driver=Driver)
+
+    # half of the time went into both: patched for each call, undone behind it, and each sum checked
+    interpreter._patch_lang = functools.cache(interpreter._patch_lang)
+    interpreter._LangPatchScope.restore = lambda _: None
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
+        sanitize_overflow=False
+    )
 
     from vllm.platforms.cpu import CpuPlatform
 

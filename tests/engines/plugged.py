@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from decoder.engines.vllm.attached import adapter_of
 
@@ -16,6 +20,11 @@ if TYPE_CHECKING:  # not before the engine: it brings numba (decoder.engines.vll
     from decoder.contracts.events import DraftEvent
     from decoder.telemetry.ring import Ring
     from decoder.worker import Worker
+
+
+def real(test: Any) -> Any:
+    """Mark what starts engines for minutes."""
+    return pytest.mark.engine(pytest.mark.long(pytest.mark.timeout(1800)(test)))
 
 
 def engine_of(job: Mapping[str, Any]) -> LLM:
@@ -63,8 +72,11 @@ def worker_of(runner: Any) -> Worker:
     return adapter.worker
 
 
-def run_apart(module: str, *arguments: str, **variables: str) -> None:
-    """Run ``module`` in a process of its own, where vLLM has its engine in it; fails if it does."""
+def run_apart(module: str, folder: Path, job: Mapping[str, Any], **variables: str) -> Any:
+    """What ``module`` makes of a job in a process of its own, where vLLM has its engine in it;
+    fails if it does."""
+    job_file, result_file = folder / "job.json", folder / "result.json"
+    job_file.write_text(json.dumps(job))
     environment = os.environ | {
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -75,7 +87,8 @@ def run_apart(module: str, *arguments: str, **variables: str) -> None:
         **variables,
     }
     run = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", module, str(job_file), str(result_file)],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    return json.loads(result_file.read_text())

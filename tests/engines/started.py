@@ -1,15 +1,15 @@
-"""What vLLM makes of settings with the plugin: ``python -m tests.engines.started RESULT``."""
+"""What vLLM makes of settings where the plugin is there before it looks at them, and a Triton, but
+no package of suffix trees."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
-
-from tests.engines import interpreted
+from unittest import mock
 
 METHODS: Final[dict[str, dict[str, Any]]] = {
     "eagle3": {"disable_padded_drafter_batch": False}, "suffix": {"num_speculative_tokens": 9}
@@ -17,8 +17,9 @@ METHODS: Final[dict[str, dict[str, Any]]] = {
 V2: Final = "VLLM_USE_V2_MODEL_RUNNER"
 
 
-def kept() -> list[str]:
-    """What is logged from now on, by whom ever: vLLM sets up its handlers more than once."""
+@contextmanager
+def kept() -> Iterator[list[str]]:
+    """What is logged meanwhile, by whom ever: vLLM sets up its handlers more than once."""
     said, make = list[str](), logging.getLogRecordFactory()
 
     def made(*arguments: Any, **named: Any) -> logging.LogRecord:
@@ -27,41 +28,39 @@ def kept() -> list[str]:
         return record
 
     logging.setLogRecordFactory(made)
-    return said
+    yield said
+    logging.setLogRecordFactory(make)
 
 
-def main(result_file: str) -> None:
+def main() -> dict[str, Any]:
     """Make each configuration, where V2 is asked for and where nothing is."""
-    sys.modules["arctic_inference"] = None  # type: ignore[assignment]
-    os.environ.pop(V2, None)
-    interpreted.install(None)
-    from decoder.engines.vllm.plugin import register
-
-    register()
     from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
 
+    from decoder.engines.vllm.plugin import register
     from decoder.engines.vllm.requirements import check
     from decoder.settings import WorkerSettings
     from tests.engines import configs
 
-    configs.need_no_trees = lambda: None  # that is the plugin's own
-    said, result = kept(), {}
-    for name, asked in (("", {}), (" on V2", {V2: "1"})):
-        os.environ.pop(V2, None)
-        os.environ.update(asked)
-        for method, given in METHODS.items():
-            made = configs.engine(method, **given if asked or method == "suffix" else {})
-            check(made, WorkerSettings())
-            scheduler = made.scheduler_config
-            result[method + name] = {
-                "v2": made.use_v2_model_runner, "worker": made.parallel_config.worker_cls,
-                "scheduler": scheduler.scheduler_cls, "ahead": scheduler.async_scheduling,
-                "log": "\n".join(said),
-            }  # fmt: skip
-            if method == "suffix":
-                SuffixDecodingProposer(made)
-    Path(result_file).write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    register()
+    result = {}
+    with (
+        mock.patch.dict(sys.modules, arctic_inference=None),
+        mock.patch.object(configs, "need_no_trees", lambda: None),  # that is the plugin's own
+        mock.patch.dict(os.environ),
+        kept() as said,
+    ):
+        for name, asked in (("", {}), (" on V2", {V2: "1"})):
+            os.environ.pop(V2, None)
+            os.environ.update(asked)
+            for method, given in METHODS.items():
+                made = configs.engine(method, **given if asked or method == "suffix" else {})
+                check(made, WorkerSettings())
+                scheduler = made.scheduler_config
+                result[method + name] = {
+                    "v2": made.use_v2_model_runner, "worker": made.parallel_config.worker_cls,
+                    "scheduler": scheduler.scheduler_cls, "ahead": scheduler.async_scheduling,
+                    "log": "\n".join(said),
+                }  # fmt: skip
+                if method == "suffix":
+                    SuffixDecodingProposer(made)
+    return result

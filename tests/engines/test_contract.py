@@ -1,17 +1,21 @@
 """What every engine keeps to, whichever drafts it verifies and however its policy changes.
 
 The statements are about one :class:`~tests.engines.trials.Trial`; the reference engine runs with
-each model arm in this process, vLLM in others (marked ``engine``: a start takes a minute).
+each model arm in this process, vLLM in others (marked ``engine``: a start takes a minute). Two of
+these show first what else is so only where vLLM has loaded the plugin.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 
+from decoder.core.guards.draft_budget import COPIES
+from decoder.engines.vllm import configured
 from tests.engines.trials import (
     Ask,
     Trial,
@@ -23,23 +27,35 @@ from tests.engines.trials import (
 NEAR_TIE = 1e-3
 """Logits. Two engines add up in another order: two tokens closer than this may change places."""
 
+V1, V2 = "vllm v1 eagle3", "vllm v2 eagle3 ahead"
 ENGINES = [
     "reference, no drafter",
     "reference, chain",
-    pytest.param("vllm v1 eagle3", marks=pytest.mark.engine),
-    pytest.param("vllm v2 eagle3 ahead", marks=pytest.mark.engine),
+    pytest.param(V1, marks=pytest.mark.engine),
+    pytest.param(V2, marks=pytest.mark.engine),
     pytest.param("vllm v2 eagle3", marks=[pytest.mark.engine, pytest.mark.long]),
     pytest.param("vllm v2 suffix ahead", marks=[pytest.mark.engine, pytest.mark.long]),
     pytest.param("vllm v2 suffix", marks=[pytest.mark.engine, pytest.mark.long]),
 ]
+BESIDE = {V1: "tests.engines.mended", V2: "tests.engines.started"}
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trial]:
+    @cache
+    def ran(name: str) -> Trial:
+        _, runner, drafts, *ahead = name.split()
+        # scheduled ahead as vLLM has it, once that is so
+        given = {"ahead": None if ahead else False} if runner == "v2" else {}
+        return vllm_trial(tmp_path_factory.mktemp(runner), drafts, given, BESIDE.get(name, ""))
+
+    return ran
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
+def trial(request: pytest.FixtureRequest, vllm: Callable[[str], Trial]) -> Trial:
     if request.param.startswith("vllm"):
-        _, runner, drafts, *ahead = request.param.split()
-        v2 = bool(ahead) if runner == "v2" else None
-        return vllm_trial(tmp_path_factory.mktemp(runner), drafts, v2)
+        return vllm(request.param)
     return tiny_trial(model=request.param == "reference, chain")
 
 
@@ -149,3 +165,77 @@ def test_every_request_and_token_is_accounted_for(trial: Trial) -> None:
     assert counts["started"] == counts["stopped"] == len(trial.asks)
     assert counts["tokens"] == sum(len(tokens) for tokens in trial.tokens)
     assert counts["labelled"] == len(trial.events)
+
+
+# --- where vLLM has loaded the plugin
+
+
+@pytest.fixture(scope="module")
+def mended(vllm: Callable[[str], Trial]) -> dict[str, Any]:
+    return vllm(V1).beside
+
+
+@pytest.fixture(scope="module")
+def made(vllm: Callable[[str], Trial]) -> dict[str, Any]:
+    return vllm(V2).beside
+
+
+def test_temperature_and_top_k_are_those_that_the_request_of_a_row_asked_for(
+    mended: dict[str, Any],
+) -> None:
+    """Two, one and three drafted tokens at temperatures 0.5, 0 (left unscaled) and 2."""
+    scaled = [[x / t for x in (1.0, 2.0, 3.0, 4.0)] for t in (0.5, 0.5, 1.0, 2.0, 2.0, 2.0)]
+    assert mended["scaled"] == scaled
+    only, every, two = [False] * 3 + [True], [True] * 4, [False] * 2 + [True] * 2
+    assert mended["kept"] == [only, only, every, two]
+    assert mended["empty"] == [0, 4], "and a step without drafts"
+
+
+def test_probabilities_of_named_tokens_are_refused_beside_drafts(mended: dict[str, Any]) -> None:
+    alone, beside = mended["refused"]
+    assert not alone and beside.startswith("logprob_token_ids are not supported")
+
+
+@pytest.mark.parametrize("shape", ["even", "one long"])
+def test_a_step_takes_no_more_than_its_budget_beyond_plain_decoding(
+    mended: dict[str, Any], shape: str
+) -> None:
+    """Of a mended sampler with as many drafts as there is room for."""
+    assert len(mended["peaks"][shape]) == 10
+    for asked, (step, plain) in mended["peaks"][shape].items():
+        assert step - plain < COPIES * 1.01, asked  # a hundredth for numbers of rows and tokens
+
+
+def test_on_an_accelerator_its_streams_and_events_stay_its_own(mended: dict[str, Any]) -> None:
+    """They would be a CPU's once what vLLM has for that were imported."""
+    assert mended["streams"] is False
+
+
+def test_ray_copies_our_settings_to_its_workers(mended: dict[str, Any]) -> None:
+    for prefixes, copied in mended["ray"].items():
+        assert {"HVD_WORKER_ENABLED", "HVD_WORKER_FLOOR", "HVD_WORKER_ID_KEY"} <= set(copied)
+        assert {"MY_X", "OUR_X"} <= set(copied) or not prefixes
+
+
+def test_another_vllm_ends_loading_before_anything_is_wrapped(mended: dict[str, Any]) -> None:
+    told, wrapped = mended["other"]
+    assert told.startswith("this vLLM") and "there is no vllm." in told and not wrapped
+
+
+@pytest.mark.parametrize("method", ["eagle3", "suffix"])
+def test_on_vllms_v2_runner_our_classes_are_named_and_each_method_is_scheduled_ahead(
+    method: str, made: dict[str, Any]
+) -> None:
+    found = made[f"{method} on V2"]
+    assert found["v2"] and found["ahead"] and found["scheduler"] == configured.SCHEDULER
+    assert found["worker"] in configured.WORKERS.values()
+
+
+@pytest.mark.parametrize("method", ["eagle3", "suffix"])
+def test_v2_is_not_taken_unless_it_is_asked_for_and_the_log_says_how(
+    method: str, made: dict[str, Any]
+) -> None:
+    found = made[method]
+    assert not found["v2"] and not found["ahead"] and found["scheduler"] is None
+    assert found["worker"].startswith("vllm.")
+    assert found["log"].count("unless VLLM_USE_V2_MODEL_RUNNER=1") == 1  # not for each method

@@ -30,8 +30,8 @@ def test_its_contract_is_what_its_sources_say() -> None:
 
 @pytest.mark.long
 def test_the_adapter_and_its_graphs_work_on_it() -> None:
-    tests = ("test_vllm_contract", "test_vllm_graphs", "test_vllm_adapter", "test_vllm_v2")
-    run("-m", "pytest", "-q", "-n", "0", *(f"tests/engines/{name}.py" for name in tests))
+    tests = ("contract", "graphs", "adapter", "faults", "v2")
+    run("-m", "pytest", "-q", "-n", "0", *(f"tests/engines/test_vllm_{name}.py" for name in tests))
 
 
 @pytest.mark.long

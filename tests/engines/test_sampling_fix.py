@@ -1,14 +1,8 @@
-"""What vLLM's sampler does with temperatures, top_k, penalties and log probabilities, mended.
-
-What is mended is so in processes of their own: replacing functions here would reach other tests.
-"""
+"""Our parts of vLLM's sampler do as its own, a few rows at a time; :mod:`tests.engines.mended` has
+them in its place."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,88 +23,6 @@ from decoder.engines.vllm.v1.sampling import (
     sparing_others,
 )
 
-REGISTER = """
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-from decoder.engines.vllm import contract
-from decoder.engines.vllm.plugin import register
-kept, contract.read = contract.read, lambda *_: {}  # another vLLM
-try:
-    register()
-except Exception as error:
-    other = [str(error), hasattr(GPUModelRunner.propose_draft_token_ids, "_hvd_wrapped")]
-contract.read = kept
-register()
-register()
-"""
-SCRIPT = """
-import json, logging, warnings
-warnings.simplefilter("ignore")
-logging.disable(logging.WARNING)
-import torch
-from vllm.platforms import current_platform
-from vllm.v1.sample import rejection_sampler
-
-import sys
-import decoder.engines.vllm.v2.worker, decoder.engines.vllm.v2.runner
-streams = "vllm.v1.worker.cpu.shm" in sys.modules
-current_platform.import_kernels()
-current_platform.register_triton_kernel_overrides()
-
-class Asked:
-    all_greedy = False
-    temperature = torch.tensor([0.5, 0.0, 2.0])
-    top_k = top_p = None
-
-class AskedTopK(Asked):
-    top_k = torch.tensor([1, 4, 2], dtype=torch.int32)
-
-def constrained(asked, counts):
-    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]]).repeat(sum(counts), 1)
-    cumulative = torch.cumsum(torch.tensor(counts), 0).int()
-    return rejection_sampler.apply_sampling_constraints(logits, cumulative, asked)
-
-{change}
-seen = {{"streams": streams, "scaled": constrained(Asked, [2, 1, 3]).tolist()}}
-seen["empty"] = list(constrained(AskedTopK, [0, 0, 0]).shape)
-seen["kept"] = constrained(AskedTopK, [2, 1, 1]).isfinite().tolist()
-from vllm import SamplingParams
-from vllm.exceptions import VLLMValidationError
-for beside in (None, "drafts"):
-    try:
-        SamplingParams(logprob_token_ids=[5])._validate_spec_decode(beside)
-    except VLLMValidationError as error:
-        seen["refused"] = [beside, str(error)]
-{more}
-print(json.dumps(seen))
-"""
-PEAKS = "from tests.engines.sampler_peaks import peaks; seen |= {'peaks': peaks(), 'other': other}"
-RAY = """
-import os
-from vllm.ray.ray_env import get_env_vars_to_copy
-for given in ("", "MY_, OUR_"):
-    os.environ["VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"] = given
-    register()
-    seen["ray " + given] = sorted(get_env_vars_to_copy())
-"""
-
-
-@pytest.fixture(scope="module")
-def mended() -> dict[str, Any]:
-    """What the sampler of a fresh process shows, mended by the plugin as vLLM loads it, more than
-    once."""
-    ours = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "1", "MY_X": "1", "OUR_X": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(change=REGISTER, more=PEAKS + RAY)],
-        env=os.environ | ours | {"VLLM_USE_V2_MODEL_RUNNER": "0"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
-
-
-def scaled_by(*temperatures: float) -> list[list[float]]:
-    return [[x / t for x in (1.0, 2.0, 3.0, 4.0)] for t in temperatures]
-
 
 @given(
     st.lists(st.tuples(st.sampled_from([3, 0, 5]), st.integers(0, 4)), min_size=1, max_size=5),
@@ -126,21 +38,6 @@ def test_each_request_keeps_its_value_for_all_its_tokens(
     assert got.dtype == dtype and torch.equal(x, before)
     swapped = [(swap[1] if value == swap[0] else value, n) for value, n in requests]
     assert got.tolist() == [value for value, n in swapped for _ in range(n)]
-
-
-def test_temperature_and_top_k_are_those_that_the_request_of_a_row_asked_for(
-    mended: dict[str, Any],
-) -> None:
-    """Two, one and three drafted tokens at temperatures 0.5, 0 (left unscaled) and 2."""
-    assert mended["scaled"] == scaled_by(0.5, 0.5, 1.0, 2.0, 2.0, 2.0)
-    only, every, two = [False] * 3 + [True], [True] * 4, [False] * 2 + [True] * 2
-    assert mended["kept"] == [only, only, every, two]
-    assert mended["empty"] == [0, 4], "and a step without drafts"
-
-
-def test_probabilities_of_named_tokens_are_refused_beside_drafts(mended: dict[str, Any]) -> None:
-    beside, sentence = mended["refused"]
-    assert beside == "drafts" and sentence.startswith("logprob_token_ids are not supported")
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5, 11])
@@ -311,30 +208,3 @@ def test_top_k_and_top_p_are_vllms_own_and_sort_a_few_rows_that_ask_at_a_time(
     asked = (with_k & (k < vocabulary)) | (with_p & (p < 1))
     assert sum(sorted_rows) == asked.sum() and max(sorted_rows, default=0) <= at_once
     assert k.tolist() == [vocabulary, 2, vocabulary, 5, vocabulary, 1]
-
-
-@pytest.mark.parametrize("shape", ["even", "one long"])
-def test_a_step_takes_no_more_than_its_budget_beyond_plain_decoding(
-    mended: dict[str, Any], shape: str
-) -> None:
-    """Of a mended sampler with as many drafts as there is room for."""
-    assert len(mended["peaks"][shape]) == 10
-    for asked, (step, plain) in mended["peaks"][shape].items():
-        assert step - plain < COPIES * 1.01, asked  # a hundredth for numbers of rows and tokens
-
-
-def test_on_an_accelerator_its_streams_and_events_stay_its_own(mended: dict[str, Any]) -> None:
-    """They would be a CPU's once what vLLM has for that were imported."""
-    assert mended["streams"] is False
-
-
-def test_ray_copies_our_settings_to_its_workers(mended: dict[str, Any]) -> None:
-    for prefixes in ("", "MY_, OUR_"):
-        copied = set(mended[f"ray {prefixes}"])
-        assert {"HVD_WORKER_ENABLED", "HVD_WORKER_FLOOR", "HVD_WORKER_ID_KEY"} <= copied
-        assert {"MY_X", "OUR_X"} <= copied or not prefixes
-
-
-def test_another_vllm_ends_loading_before_anything_is_wrapped(mended: dict[str, Any]) -> None:
-    told, wrapped = mended["other"]
-    assert told.startswith("this vLLM") and "there is no vllm." in told and not wrapped

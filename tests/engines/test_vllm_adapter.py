@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -12,12 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoder.core import table as tables
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.draft_budget import MASK_US
-from decoder.engines.vllm.adapter import RESTARTS
 from decoder.policy.pricing import CostTable
-from decoder.policy.rule import CACHE
 from tests.conftest import KeepingSink
 from tests.engines.configs import config
 from tests.engines.scheduled import VOCABULARY, Scheduled
@@ -76,25 +72,6 @@ def test_no_draft_is_longer_than_the_engine_was_started_for(
     assert {len(s.num_accepted_tokens_per_pos) for s in e.stats} == {tokens or 24}
 
 
-@pytest.mark.parametrize("late", [True, False])
-def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> None:
-    e = engine(config(tokens=3), late=late)
-    router, choose = e.worker.router, e.worker.router.choose
-
-    def rash(names: Sequence[str], *_: Any, **__: Any) -> Any:
-        long = [VOCABULARY + 9 if i == 2 else 5 for i in range(40)]
-        chosen = choose(names)
-        chosen.rooms[:], chosen.drafts[:] = 99, 0
-        chosen.lengths[chosen.arms == CACHE] = len(long)
-        chosen.tokens = np.array([long], np.int32)
-        return chosen
-
-    router.choose = rash  # type: ignore[method-assign]
-    serve(e)
-    is_whole(e)
-    assert e.longest_seen == 3
-
-
 def drafted(e: Scheduled) -> list[tuple[list[str], list[int], int]]:
     """Note what the router is told after each drafting."""
     told, take = [], e.worker.router.drafted
@@ -143,36 +120,41 @@ def test_no_draft_of_any_arm_reaches_the_fewest_tokens_of_a_request(method: str)
 
 @pytest.mark.parametrize("method", ["suffix", "eagle3"])
 @pytest.mark.parametrize(
-    "change",
+    ("change", "more"),
     [
-        {},
-        {"max_num_batched_tokens": 20, "max_num_seqs": 3},  # no room for whole drafts
-        {"max_num_batched_tokens": 20, "max_num_seqs": 3, "unknown": True},
-        {"max_model_len": 100},  # the context ends
-        {"enable_prefix_caching": False},
-        {"speculative": {"num_speculative_tokens_per_batch_size": [(1, 2, 9), (3, 99, 1)]}},
+        ({}, {}),
+        ({"max_num_batched_tokens": 20, "max_num_seqs": 3}, {}),  # no room for whole drafts
+        ({"max_num_batched_tokens": 20, "max_num_seqs": 3}, {"unknown": True}),
+        ({"max_model_len": 100}, {}),  # the context ends
+        ({"enable_prefix_caching": False}, {}),
+        ({"speculative": {"num_speculative_tokens_per_batch_size": [(1, 2, 9), (3, 99, 1)]}}, {}),
+        ({}, {"blocks": 90}),
+        ({}, {"grammar": 2}),  # what it cuts is not taken for a rejection
     ],
-    ids=["plain", "no room", "nor known", "context ends", "no prefix caching", "by batch size"],
-)
+    ids=["plain", "no room", "nor known", "context ends", "no prefix caching", "by batch size",
+         "preempting", "grammar"],
+)  # fmt: skip
 def test_the_router_is_told_what_was_drafted_and_what_was_verified(
-    method: str, change: dict[str, Any]
+    method: str, change: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    given = {name: value for name, value in change.items() if name != "unknown"}
-    e = engine(config(method, tokens=16, **given))
-    small = "unknown" in change
-    if small:  # the router does not know, so the scheduler cuts
+    e = engine(config(method, tokens=16, **change), blocks=more.get("blocks", 400))
+    e.grammar.most = more.get("grammar", e.grammar.most)
+    if "unknown" in more:  # the router does not know, so the scheduler cuts
         e.runner.scheduler_config.max_num_scheduled_tokens = 10_000
     verified, told = observed(e), drafted(e)
     serve(e)
     is_whole(e)
     assert [(n, v) for n, v, *_ in verified] == [(n, v) for n, _, v in e.told]
+    assert e.worker.router.counters.started == 6 and (e.preemptions > 2) == ("blocks" in more)
     lengths = iter(length for _, lengths, _ in told for length in lengths)
-    assert max(lengths) == e.longest_seen > 0
+    assert max(lengths) == e.longest_seen > 2 * ("grammar" in more)
     for name, output in e.outputs.items():
         own = [length for n, _, length, _ in verified if n == name]
         assert own == sorted(set(own)) and own[-1] >= 40 + int(name) + len(output)
     cut = [(d, v) for _, d, v in e.told if v < d]
-    assert bool(cut) == small
+    assert bool(cut) == bool({"unknown", "grammar"} & more.keys())
+    if "grammar" in more:
+        assert {v for _, v, *_ in verified} == {0, 1, 2}
     offered = [v for _, _, v in e.told if v]  # and vLLM's own counters stay right
     assert sum(s.num_drafts for s in e.stats) == len(offered)
     assert sum(s.num_draft_tokens for s in e.stats) == sum(offered)
@@ -225,15 +207,6 @@ def test_drafts_keep_no_new_request_waiting(
     assert steps() <= without + later
 
 
-def test_a_grammar_that_cuts_a_draft_is_not_taken_for_a_rejection() -> None:
-    e = engine(config(tokens=16))
-    verified = observed(e)
-    e.grammar.most = 2
-    serve(e)
-    is_whole(e)
-    assert {v for _, v, *_ in verified} == {0, 1, 2} and e.longest_seen > 2
-
-
 def test_filling_the_masks_of_a_grammar_takes_no_longer_than_a_step() -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -253,16 +226,6 @@ def test_filling_the_masks_of_a_grammar_takes_no_longer_than_a_step() -> None:
     bound = StructuredOutputsParams(regex=".*")
     assert longest(100.0, None) == longest(100_000.0, bound) == 16
     assert longest(100.0, bound) == int(100.0 / MASK_US) // 2 - 1
-
-
-def test_a_preempted_request_goes_on_where_it_was() -> None:
-    e = engine(config(tokens=16), blocks=110)
-    verified = observed(e)
-    serve(e, requests=8)
-    is_whole(e)
-    assert e.preemptions > 2
-    assert [(n, v) for n, v, *_ in verified] == [(n, v) for n, _, v in e.told]
-    assert e.worker.router.counters.started == 8
 
 
 @pytest.mark.parametrize(
@@ -304,91 +267,6 @@ def test_whoever_shares_blocks_finds_them_read_by_the_drafter(blocks: int, capac
     assert e.adapter.late is not None and e.adapter.late.unread == 0
 
 
-def test_a_drafter_that_fails_costs_the_step_its_model_drafts_and_is_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    e = engine(config(tokens=16))
-    told, propose = drafted(e), e.drafter.propose
-    failing, raised = [False], []
-
-    def broken(**arguments: Any) -> Any:
-        if failing[0] and arguments["num_speculative_tokens"]:
-            raised.append(arguments["num_speculative_tokens"])
-            raise RuntimeError("a kernel that is not there")
-        return propose(**arguments)
-
-    assert e.adapter.late is not None
-    e.adapter.late._propose = broken
-    ask(e, range(4), steps=15)
-    before, failing[0] = len(told), True
-    with caplog.at_level(logging.ERROR, "decoder"):
-        e.run(20)
-    failing[0], during = False, told[before:]
-    after = len(told)
-    ask(e, range(4, 8), steps=10_000)
-    assert all(k == 0 for _, _, k in during) and any(k for _, _, k in told[:before])
-    assert any(k for _, _, k in told[after:])
-    assert e.worker.faults == len(raised) > 0, "each is counted"
-    assert caplog.text.count("Traceback") == 1
-    e.worker.faults = 0
-    is_whole(e)
-
-
-def broken(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("ours")
-
-
-@pytest.mark.parametrize("verb", ["start", "observe", "choose", "drafted", "settle", "stop"])
-def test_no_exception_of_ours_reaches_vllm(verb: str, caplog: pytest.LogCaptureFixture) -> None:
-    e = engine(config(tokens=16))
-
-    setattr(e.worker.router, verb, broken)
-    with caplog.at_level(logging.ERROR, "decoder"):
-        serve(e)
-        e.ask("6", 46, 120)
-        e.run(5)
-        e.abort("6")
-        e.run()
-    for name, output in e.outputs.items():
-        start = 40 + int(name)
-        assert output == list(copying(name)[start : start + 120]) or name == "6"
-    kinds = 1 + (verb == "stop")  # which the router calls itself, too
-    assert e.worker.faults > 3 and caplog.text.count("RuntimeError: ours") == kinds
-
-
-def test_what_goes_wrong_with_every_request_is_told_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    e = engine(config("suffix"))
-
-    e.worker.router.cache.extend = broken  # type: ignore[method-assign]
-    with caplog.at_level(logging.ERROR, "decoder"):
-        serve(e)
-    for name, output in e.outputs.items():
-        assert output == list(copying(name)[40 + int(name) :][:120])
-    assert caplog.text.count("RuntimeError: ours") == 1
-    assert sum(e.worker.router.counters.left_out.values()) == 6 * (1 + RESTARTS)
-
-
-def test_a_request_that_was_left_out_is_taken_up_with_its_whole_text_twice_at_most() -> None:
-    e = engine(config("suffix"))
-    e.ask("1", 41, 300)
-    router = e.worker.router
-    lost = []
-    while e.scheduler.has_requests():
-        e.run(6)
-        if "1" in router and "1" in e.runner.requests:
-            table, slot = router.table.arrays, router.table.slots["1"]
-            length = int(table.requests[slot, tables.LENGTH])
-            assert length == e.runner.requests["1"].num_tokens
-            seen = table.contexts[slot, -32:].tolist()
-            assert seen == list(copying("1")[length - 32 : length])
-            table.requests[slot, tables.LENGTH] -= 1  # as a fault of ours might leave it
-            lost.append(length)
-    assert len(lost) == 1 + RESTARTS and router.counters.left_out == {"length": 3}
-    assert e.outputs["1"] == list(copying("1")[41 : 41 + 300]) and e.worker.faults == 0
-
-
 def in_pieces(name: str) -> Sequence[int]:
     """Prompts of 1,400 tokens that end as their middle goes, of which the answer is the rest."""
     noise = np.random.default_rng(int(name)).integers(2, VOCABULARY, 1_380).tolist()
@@ -418,64 +296,6 @@ def test_a_request_that_ends_before_its_prompt_is_read_leaves_nothing_behind() -
     assert e.outputs["2"] == list(in_pieces("2")[1_400:]) and not e.outputs["1"]
     assert (counters.started, counters.stopped) == (2, 2) and not e.worker.faults
     assert not e.worker.router.table.slots and not e.worker.router.cache.waiting
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("lora_request", object()),
-        ("prompt_embeds", object()),
-        ("prompt_is_token_ids", [True]),
-        ("prompt_token_ids", None),
-    ],
-)
-def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
-    field: str, value: Any
-) -> None:
-    e = engine(config("suffix"))
-    e.worker.router._sink = sink = KeepingSink()
-    propose = e.adapter.propose
-
-    def other(*arguments: Any) -> Any:
-        state = e.runner.requests.get("1")
-        if state is None:
-            return propose(*arguments)
-        real = getattr(state, field)
-        setattr(state, field, value)
-        try:
-            return propose(*arguments)
-        finally:
-            setattr(state, field, real)
-
-    e.adapter.propose = other  # type: ignore[method-assign]
-    serve(e, requests=2)
-    is_whole(e)
-    assert e.worker.router.counters.started == 1 and e.longest_seen > 0
-    assert {v for n, _, v in e.told if n == "1"} == {0}
-    assert {event.batch_size for event in sink.events} == {2}, "they are in the step all the same"
-
-
-def test_after_its_weights_have_gone_nothing_is_drafted_or_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    e = engine(config(tokens=16))
-    ask(e, range(4))
-    reported = len(e.ring)
-    assert e.longest_seen
-    closed: list[int] = []
-    real = e.worker.close
-    monkeypatch.setattr(e.worker, "close", lambda: closed.append(real() or 1))  # type: ignore[func-returns-value]
-    e.adapter.rest("the weights are others")
-    assert closed == [1], "nor does it say any more whom it serves"
-    after = len(e.ring)
-    e.longest_seen, passes = 0, e.drafter.passes
-    e.run()
-    is_whole(e)
-    assert e.longest_seen == 0 and e.drafter.passes == passes
-    assert len(e.ring) == after >= reported
-    assert e.worker.router.counters.started == e.worker.router.counters.stopped == 4
-    e.adapter.close()
-    assert closed == [1]
 
 
 class Ticking(SimpleNamespace):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +15,7 @@ from decoder.settings import WorkerSettings
 from tests.engines.configs import engine
 from tests.engines.scheduled import Scheduled
 from tests.engines.test_vllm_adapter import copying
-from tests.engines.test_vllm_plugin import Worker
+from tests.engines.test_vllm_plugin import Worker, one_rank  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
@@ -83,20 +81,8 @@ def step(worker: Any, *tokens: int) -> tuple[str, int]:
     return mode.name, batch.num_tokens
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    from vllm.distributed import parallel_state
-
-    ours = logging.getLogger("decoder")
-    level = ours.level
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel_state, "_TP", SimpleNamespace(rank_in_group=0, world_size=1))
-        yield
-    ours.setLevel(level)
-
-
 @pytest.fixture(scope="module")
-def default(one_rank: None) -> Any:
+def default() -> Any:
     return on_a_gpu()
 
 

@@ -38,15 +38,15 @@ class Worker:
         return "theirs"
 
 
-@pytest.fixture(autouse=True)
-def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> Iterator[None]:
     from vllm.distributed import parallel_state
 
-    monkeypatch.setattr(parallel_state, "_TP", SimpleNamespace(rank_in_group=0, world_size=1))
-    ours = logging.getLogger("decoder")
-    level = ours.level
-    yield
-    ours.setLevel(level)
+    level = logging.getLogger("decoder").level
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel_state, "_TP", SimpleNamespace(rank_in_group=0, world_size=1))
+        yield
+    logging.getLogger("decoder").setLevel(level)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,50 +19,47 @@ import pytest
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
 from pipelines.machine import free_port
+from tests.engines.plugged import real
 from tests.engines.rank_jobs import ROWS
 from tests.engines.two_heads import prompts, write_models
 
 Rounds = list[list[Any]]
 
 
-def real(test: Any) -> Any:
-    """Mark what starts engines of several ranks."""
-    return pytest.mark.engine(pytest.mark.long(test))
+@dataclass(frozen=True)
+class Ran:
+    """What each of three ranks saw, by job; how it ended, and its log."""
+
+    seen: list[dict[str, Any]]
+    status: list[int]
+    logs: list[str]
+
+    def of(self, job: str) -> list[dict[str, Any]]:
+        return [rank[job] for rank in self.seen]
 
 
-def run(job: str, size: int, folder: Path) -> tuple[list[int], list[str]]:
-    """Exit status and log of each rank."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder, size = tmp_path_factory.mktemp("jobs"), 3
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.engines.rank_jobs", job, str(r), str(size), str(folder)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [sys.executable, "-m", "tests.engines.rank_jobs", str(rank), str(size), str(folder)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
         )
-        for r in range(size)
+        for rank in range(size)
     ]  # fmt: skip
     try:
         logs = [rank.communicate(timeout=120)[0] for rank in ranks]
     finally:
-        for rank in ranks:
-            rank.kill()
-    return [rank.returncode for rank in ranks], logs
+        for each in ranks:
+            each.kill()
+    seen = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+    return Ran(seen, [rank.returncode for rank in ranks], logs)
 
 
-Seen = dict[str, list[dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """What each of three ranks saw, by the jobs that none may fail."""
-    folder, jobs = tmp_path_factory.mktemp("jobs"), "agreeing conducting meeting"
-    status, logs = run(jobs, 3, folder)
-    assert status == [0] * 3, "\n".join(logs)[-4000:]
-    found = [json.loads((folder / f"{r}.json").read_text()) for r in range(3)]
-    return {job: [rank[job] for rank in found] for job in jobs.split()}
-
-
-def test_all_ranks_follow_the_plan_of_the_first(seen: Seen) -> None:
-    first, *rest = seen["agreeing"]
+def test_all_ranks_follow_the_plan_of_the_first(ran: Ran) -> None:
+    first, *rest = ran.of("agreeing")
     assert [rank["plans"] for rank in rest] == [first["plans"]] * 2
     assert first["plans"] == first["made"], "and it is what rank 0 decided"
     longest = max(sum(map(len, plan[0])) for plan in first["plans"])
@@ -70,22 +68,21 @@ def test_all_ranks_follow_the_plan_of_the_first(seen: Seen) -> None:
     assert all(not rank["errors"] and not rank["made"] for rank in rest), "only rank 0 decides"
 
 
-def test_the_clock_of_rank_0_decides_what_is_timed(seen: Seen) -> None:
-    first, *rest = seen["conducting"]
+def test_the_clock_of_rank_0_decides_what_is_timed(ran: Ran) -> None:
+    first, *rest = ran.of("conducting")
     assert ["step", 13] in first["ran"]
     assert first["results"] == ["measured", "no such size", "no clock", "measured"]
     for rank in rest:
         assert rank["ran"] == first["ran"] and rank["results"] == [None] * 4
 
 
-def test_ranks_that_are_not_at_one_step_end_instead_of_answering(tmp_path: Path) -> None:
-    status, logs = run("astray", 2, tmp_path)
-    assert all(status) and "rank 0 is at (step, requests) (3, 1)" in logs[1], logs
-    assert "the ranks cannot reach each other" in logs[0]
+def test_ranks_that_are_not_at_one_step_end_instead_of_answering(ran: Ran) -> None:
+    assert all(ran.status) and "rank 0 is at (step, requests) (3, 1)" in ran.logs[2], ran.logs
+    assert all("the ranks cannot reach each other" in log for log in ran.logs[:2])
 
 
-def test_ranks_that_are_not_alike_find_out_without_waiting_for_each_other(seen: Seen) -> None:
-    first, second, last = seen["meeting"]
+def test_ranks_that_are_not_alike_find_out_without_waiting_for_each_other(ran: Ran) -> None:
+    first, second, last = ran.of("meeting")
     for case in ("alike", "names of its own"):
         assert first[case] == second[case] == last[case] == ""
     for rank, told in enumerate((first, second)):

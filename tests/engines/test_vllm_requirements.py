@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,6 @@ from decoder.engines.vllm.requirements import (
 )
 from decoder.settings import WorkerSettings
 from tests.engines.configs import Change, engine, on_v2, setting
-from tests.engines.plugged import run_apart
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
@@ -155,37 +153,6 @@ def test_each_row_is_what_becomes_of_a_real_configuration(
     with caplog.at_level(logging.WARNING, "decoder"):
         check(config, settings)
     assert (row.why in caplog.text) == (row.verdict == "clamped")
-
-
-Made = dict[str, dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """What vLLM makes of settings in a process where the plugin is there before it looks at them,
-    and a Triton, but no package of suffix trees."""
-    result = tmp_path_factory.mktemp("made") / "result.json"
-    run_apart("tests.engines.started", str(result), HVD_WORKER_ENABLED="1", TRITON_INTERPRET="1")
-    return json.loads(result.read_text())  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("method", ["eagle3", "suffix"])
-def test_on_vllms_v2_runner_our_classes_are_named_and_each_method_is_scheduled_ahead(
-    method: str, made: Made
-) -> None:
-    found = made[f"{method} on V2"]
-    assert found["v2"] and found["ahead"] and found["scheduler"] == configured.SCHEDULER
-    assert found["worker"] in configured.WORKERS.values()
-
-
-@pytest.mark.parametrize("method", ["eagle3", "suffix"])
-def test_v2_is_not_taken_unless_it_is_asked_for_and_the_log_says_how(
-    method: str, made: Made
-) -> None:
-    found = made[method]
-    assert not found["v2"] and not found["ahead"] and found["scheduler"] is None
-    assert found["worker"].startswith("vllm.")
-    assert found["log"].count("unless VLLM_USE_V2_MODEL_RUNNER=1") == 1  # not for each method
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ router was offered, by request and position, so that labels can be recomputed fr
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,8 @@ class Trial:
     counts: dict[str, Any]
     logits_missed: list[float]
     """By how much the tokens fell short of the most probable ones, at worst, in each request."""
+    beside: dict[str, Any] = field(default_factory=dict)
+    """What else its process has shown."""
 
 
 def swapped_policies() -> list[Policy]:
@@ -167,9 +168,9 @@ def _swap_at_every_choice(router: Any) -> None:
     router.choose = choosing
 
 
-def vllm_trial(folder: Path, method: str, ahead: bool | None) -> Trial:
+def vllm_trial(folder: Path, method: str, runner: Mapping[str, Any], beside: str) -> Trial:
     """vLLM with a random model of few tokens, in a process of its own: on its V2 runner,
-    interpreted, or on V1 where ``ahead`` is None."""
+    interpreted, where ``runner`` has ``ahead``; ``beside`` is for :mod:`tests.engines.decode`."""
     from transformers import LlamaForCausalLM
 
     from tests.engines import interpreted, two_heads
@@ -180,26 +181,23 @@ def vllm_trial(folder: Path, method: str, ahead: bool | None) -> Trial:
     speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": 12}
     if method == "eagle3":
         speculative |= {"model": str(drafter)}
-    variables = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0"}
+    # by the clock the floor may put one arm in force for long
+    variables = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0", "MY_X": "1", "OUR_X": "1"}
     job = {
         "model": str(target), "max_model_len": limit, "asks": [asdict(a) for a in asks],
-        "speculative_config": speculative,
+        "speculative_config": speculative, "beside": beside, **runner,
     }  # fmt: skip
-    if ahead is None:
-        speculative["disable_padded_drafter_batch"] = True
+    if runner:
+        variables |= interpreted.VARIABLES
     else:
-        job["ahead"], variables = ahead, variables | interpreted.VARIABLES
-    job_file, result_file = folder / "job.json", folder / "result.json"
-    job_file.write_text(json.dumps(job))
-    # by the clock the floor may put one arm in force for long
-    run_apart("tests.engines.decode", str(job_file), str(result_file), **variables)
-    result = json.loads(result_file.read_text())
+        speculative["disable_padded_drafter_batch"] = True
+    result = run_apart("tests.engines.decode", folder, job, **variables)
     model = LlamaForCausalLM.from_pretrained(target).eval()
     drafts = by_workload(result["noted"], result["events"], asks)
     return Trial(
         limit, {"cache", "model"} if method == "eagle3" else {"cache"}, asks, result["tokens"],
         result["finish"], result["events"], drafts, result["counts"],
-        logits_missed(model, asks, result["tokens"]),
+        logits_missed(model, asks, result["tokens"]), result["beside"],
     )  # fmt: skip
 
 

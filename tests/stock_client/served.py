@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import openai
-from openai import OpenAI
 
 from decoder.contracts.bundle import CHAMPION, Policy, frequency_policy
 from decoder.contracts.errors import BrokerError
@@ -28,8 +26,8 @@ from pipelines import embedded, machine
 from pipelines.stack import broker, processes
 from pipelines.stack.running import HVD
 from tests.decoder.telemetry.broker import start_broker
-from tests.matrix.asks import CHAT, CONTEXT, Ask, everything, without_speculation
-from tests.matrix.findings import differences
+from tests.matrix.answers import Answer, answer, client_of, differences
+from tests.matrix.asks import CONTEXT, Ask, everything, without_speculation
 from tests.server import Server, serving
 
 STREAMS: Final = 32
@@ -46,71 +44,6 @@ LIMITS: Final = (
     "--enable-auto-tool-choice",
     "--tool-call-parser", "hermes",
 )  # fmt: skip
-
-
-PATIENCE_S: Final = 600.0
-
-Answer = dict[str, Any]
-
-
-def client_of(url: str) -> OpenAI:
-    """A client as it comes, but that it does not ask again: a failure must be seen."""
-    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
-
-
-def answer(client: OpenAI, ask: Ask) -> Answer:
-    """What the client returns; or the status under which it was ``refused``, and what was said.
-
-    Raises:
-        openai.APIConnectionError: nobody answered.
-    """
-    create = client.chat.completions.create if ask.path == CHAT else client.completions.create
-    standard = inspect.signature(create).parameters
-    known = {k: v for k, v in ask.body.items() if k in standard}
-    other = {k: v for k, v in ask.body.items() if k not in standard}
-    try:
-        got = create(**known, extra_body=other)
-        return gathered(got) if ask.body["stream"] else told(got)
-    except openai.APIConnectionError:
-        raise
-    except openai.APIError as error:  # without a status where it came in a stream
-        return {"refused": getattr(error, "status_code", 0), "message": error.message}
-
-
-def told(response: Any) -> Answer:
-    """A whole answer, but for what is its own: id, time, and the ids of its tool calls; and for the
-    digest that names the server's configuration, which is another one."""
-    own = {"id", "created", "system_fingerprint"}
-    found: Answer = response.model_dump(mode="json", exclude=own)
-    for choice in found["choices"]:
-        for call in choice.get("message", {}).get("tool_calls") or ():
-            del call["id"]
-    return found
-
-
-def gathered(chunks: Iterable[Any]) -> Answer:
-    """An answer in pieces, put together; where it was cut into them is nobody's business."""
-    choices: dict[int, dict[str, Any]] = {}
-    usage = None
-    for chunk in chunks:
-        usage = chunk.usage.model_dump(mode="json") if chunk.usage else usage
-        for piece in chunk.choices:
-            choice = choices.setdefault(
-                piece.index, {"text": "", "finish_reason": None, "calls": {}, "logprobs": {}}
-            )
-            choice["finish_reason"] = piece.finish_reason or choice["finish_reason"]
-            logprobs = piece.logprobs.model_dump(mode="json") if piece.logprobs else {}
-            for name, entries in logprobs.items():
-                choice["logprobs"].setdefault(name, []).extend(entries or ())
-            if not hasattr(piece, "delta"):
-                choice["text"] += piece.text
-                continue
-            choice["text"] += piece.delta.content or ""
-            for call in piece.delta.tool_calls or ():
-                made = choice["calls"].setdefault(str(call.index), {"name": "", "arguments": ""})
-                made["name"] += call.function.name or ""
-                made["arguments"] += call.function.arguments or ""
-    return {"choices": [choices[i] for i in sorted(choices)], "usage": usage}
 
 
 def outline(found: Answer) -> Answer:
@@ -186,13 +119,6 @@ def hybrid(folder: Path) -> Iterator[tuple[Server, KafkaSettings]]:
             yield server, kafka
     finally:
         processes.stop([child])
-
-
-def answers_of(url: str, asks: Sequence[Ask]) -> dict[str, Answer]:
-    """Answers by the names of the asks, as many under way as there are streams."""
-    with client_of(url) as client, ThreadPoolExecutor(STREAMS) as pool:
-        found = list(pool.map(lambda ask: answer(client, ask), asks))
-    return {ask.name: got for ask, got in zip(asks, found, strict=True)}
 
 
 def faults(ask: Ask, got: Answer, expected: Answer) -> list[str]:

@@ -14,10 +14,10 @@ import pytest
 from decoder.contracts.errors import ProcessError
 from tests.end_to_end.service import embedded_scope
 from tests.matrix import findings
+from tests.matrix.answers import Answer, answers_of
 from tests.stock_client.served import (
-    Answer,
+    STREAMS,
     all_asks,
-    answers_of,
     faults,
     hybrid,
     policies,
@@ -55,7 +55,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
 
 def _both_ways_round(folder: Path) -> tuple[dict[str, Answer], dict[str, Answer]]:
     with stock(folder) as server:
-        return answers_of(server.url, ASKS), answers_of(server.url, ASKS[::-1])
+        found = answers_of(server.url, ASKS, STREAMS)
+        return found, answers_of(server.url, ASKS[::-1], STREAMS)
 
 
 @pytest.mark.long

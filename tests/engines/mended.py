@@ -1,25 +1,33 @@
-"""Memory of one step of vLLM's rejection sampler as the plugin leaves it, on the CPU.
-
-By the shape of the step and what is asked for: the most bytes of tensors at once in a step that
-verifies drafts and in one of plain decoding of the same requests, both as multiples of the former's
-float32 logits.
-"""
+"""What a process shows into which vLLM loads the plugin, and what its sampler does there."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.platforms import current_platform
+from vllm.ray.ray_env import get_env_vars_to_copy
 from vllm.v1.sample import rejection_sampler, sampler
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+import decoder.engines.vllm.v2.runner
+import decoder.engines.vllm.v2.worker  # noqa: F401
+from decoder.contracts.errors import EngineError
+from decoder.engines.vllm import contract, plugin
 from decoder.engines.vllm.v1 import sampling
 
 VOCABULARY = 4096
@@ -121,10 +129,65 @@ def step(counts: list[int], asked: dict[str, Any]) -> tuple[float, float]:
 
 
 def peaks() -> dict[str, dict[str, tuple[float, float]]]:
-    """All of them."""
+    """By the shape of the step and what is asked for: the most bytes of tensors at once in a step
+    that verifies drafts and in one of plain decoding of the same requests, both as multiples of the
+    former's float32 logits."""
     # what vLLM compiles for it, without a compiler's half minute
-    sampler.batched_count_greater_than = lambda x, least: (x >= least).sum(-1)
+    plainly = mock.patch.object(
+        sampler, "batched_count_greater_than", lambda x, n: (x >= n).sum(-1)
+    )
+    with plainly, mock.patch.object(sampling, "SOME_BYTES", 0):
+        return {
+            shape: {name: step(counts, asked) for name, asked in ASKED.items()}
+            for shape, counts in SHAPES.items()
+        }
+
+
+def constrained(counts: list[int], top_k: list[int] | None = None) -> torch.Tensor:
+    """Logits of requests at temperatures 0.5, 0 and 2 with so many drafted tokens, as they are
+    drawn from."""
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]]).repeat(sum(counts), 1)
+    asked = SimpleNamespace(
+        all_greedy=False, temperature=torch.tensor([0.5, 0.0, 2.0]), top_p=None,
+        top_k=None if top_k is None else torch.tensor(top_k, dtype=torch.int32),
+    )  # fmt: skip
+    ends = torch.tensor(counts).cumsum(0).int()
+    made: torch.Tensor = rejection_sampler.apply_sampling_constraints(logits, ends, asked)
+    return made
+
+
+def refused(beside: str | None) -> str:
+    """What is said of a request for probabilities of named tokens, beside drafts or without."""
+    try:
+        SamplingParams(logprob_token_ids=[5])._validate_spec_decode(beside)
+    except VLLMValidationError as error:
+        return str(error)
+    return ""
+
+
+def copied_by_ray(others: str) -> list[str]:
+    """Variables that Ray's workers get where those of prefixes ``others`` are asked for."""
+    with mock.patch.dict(os.environ, VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY=others):
+        plugin.register()
+        return sorted(get_env_vars_to_copy())
+
+
+def main() -> dict[str, Any]:
+    """All of it, behind loading the plugin: first on another vLLM, then twice."""
+    streams = "vllm.v1.worker.cpu.shm" in sys.modules
+    current_platform.import_kernels()
+    current_platform.register_triton_kernel_overrides()
+    with mock.patch.object(contract, "read", lambda *_: {}):
+        try:
+            plugin.register()
+        except EngineError as error:
+            other = [str(error), hasattr(GPUModelRunner.propose_draft_token_ids, "_hvd_wrapped")]
+    plugin.register()
+    plugin.register()
     return {
-        shape: {name: step(counts, asked) for name, asked in ASKED.items()}
-        for shape, counts in SHAPES.items()
-    }
+        "other": other, "streams": streams, "scaled": constrained([2, 1, 3]).tolist(),
+        "empty": list(constrained([0, 0, 0], [1, 4, 2]).shape),
+        "kept": constrained([2, 1, 1], [1, 4, 2]).isfinite().tolist(),
+        "refused": [refused(None), refused("drafts")], "peaks": peaks(),
+        "ray": {others: copied_by_ray(others) for others in ("", "MY_, OUR_")},
+    }  # fmt: skip
