@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +12,11 @@ import pytest
 from decoder.contracts.settings import KafkaSettings
 from decoder.kafka import clients
 from pipelines.machine import free_port
+from tests.conftest import swept
 
 
 def handles() -> int:
-    gc.collect()
+    swept()
     return psutil.Process().num_fds()
 
 

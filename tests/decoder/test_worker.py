@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ from decoder.settings import WorkerSettings
 from decoder.trial.turns import WAITING
 from decoder.worker import Worker, make_worker
 from learner.publish import PolicyPublisher
-from tests.conftest import random_policy, until
+from tests.conftest import random_policy, swept, until
 from tests.decoder.simulated import decode_all
 from tests.decoder.telemetry.broker import batches, consumed
 
@@ -30,7 +29,7 @@ NAMES = Pseudonyms(b"of these tests")
 def _collected() -> Iterator[None]:
     """Sockets left behind are collected here, not in somebody else's test."""
     yield
-    gc.collect()
+    swept()
 
 
 def decode(worker: Worker, name: str, secret: str = "") -> None:
