@@ -42,7 +42,7 @@ def list_(scope: Scope = None, as_json: Json = False) -> None:
     for model in models:
         out.print(_table(model))
     if not models:
-        err.print("No policy is registered yet: a learner makes them.")
+        err.print(moves.NONE_YET, soft_wrap=True)
     return None
 
 

@@ -77,7 +77,7 @@ def one_model(scope: str | None) -> Model:
     """
     found = models(scope)
     if not found:
-        raise RegistryError("no policy is registered yet: a learner makes them")
+        raise RegistryError(NONE_YET)
     if len(found) > 1:
         among = ", ".join(sorted(model.scope for model in found))
         raise RegistryError(f"several policies: name one with --scope, of {among}")
@@ -105,6 +105,10 @@ def person() -> str:
         return "somebody"
 
 
+NONE_YET: Final = (
+    "no policy is registered yet: a learner registers a scope's first after a hundred drafts; "
+    "send some requests"
+)
 PASSED: Final = ("learner", "first")
 """Origins of versions that passed the gate, or that every scope begins with."""
 KEPT_TAGS: Final = ("target", "drafter")

@@ -76,8 +76,8 @@ curl -s {request} -d '{json.dumps(asked)}'
 # what worker and learner say, once a second
 {programs / "python"} -m kafka.consumer -b {kafka} -t {STATUS.name}
 
-# the policy before this one
-{programs / "hvd"} policy rollback
+# the policies so far: the first comes after a hundred drafts
+{programs / "hvd"} policy list
 
 What ends is started again. Ctrl-C stops everything.
 """

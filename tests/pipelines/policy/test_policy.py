@@ -135,6 +135,15 @@ def test_an_unusable_version_is_not_promoted_even_by_force(held: Registry) -> No
     assert held.standing(SCOPE) == Standing(SCOPE, champion=2)
 
 
+def test_before_the_first_policy_it_says_what_brings_it(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVD_LEARNER_MLFLOW_TRACKING_URI", registry.tracking_uri)
+    assert "send some requests" in CliRunner().invoke(app, ["policy", "list"]).output
+    with pytest.raises(RegistryError, match="send some requests"):
+        hvd("rollback")
+
+
 def test_two_scopes_must_be_told_apart(held: Registry) -> None:
     held.register(random_policy(scope="fedcba9876543210"))
     assert len(read("list")) == 2
