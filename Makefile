@@ -4,7 +4,8 @@
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 # Test files run side by side, one thread each: engines that share cores wait for each other's threads.
-TESTERS ?= 2
+# One more than cores, since tests also wait; the long ones compute.
+TESTERS ?= 3
 # Flags for the demo, e.g. make demo ARGS="--minutes 5".
 ARGS   ?=
 
@@ -48,7 +49,7 @@ test: setup ## run the tests, but for the long ones
 	$(PYTEST) $(ARGS)
 
 test-long: setup ## run the long tests: matrices of settings, several ranks, kills, whole servers
-	$(PYTEST) -m long -o faulthandler_timeout=2700 $(ARGS)
+	$(PYTEST) --numprocesses 2 -m long -o faulthandler_timeout=2700 $(ARGS)
 
 test-release: setup ## what a release must pass, too: kills under hvd up, live scenarios
 	$(PYTEST) -n 0 -m release -o faulthandler_timeout=3600 $(ARGS)

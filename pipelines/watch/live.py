@@ -137,7 +137,7 @@ def _worth(ledger: Ledger) -> str:
     side = compared(rounds)[0]
     one = uplifts(rounds, ())[ALL][side]
     if not one.pairs:
-        return f"What it is worth beside {NAMES[side]} cannot be told yet: no pair was played."
+        return f"What it is worth beside {NAMES[side]} cannot be told yet: no comparison has ended."
     spent = (rounds[-1].time - rounds[0].time) / 60.0
     if not is_bounded(one):
         more = spent / max(one.pairs - 1, 1) * (FEWEST - one.pairs)

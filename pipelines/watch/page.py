@@ -243,8 +243,9 @@ def _moment(at: float) -> str:
 
 
 def _tile(side: str, whole: Effect) -> Record:
-    value = f"{whole.ratio:.2f}" if whole.pairs else "-"
-    detail = f"{as_text(whole)}, {whole.pairs} pairs of blocks" if whole.pairs else "not played"
+    value = f"{whole.ratio:.2f}" if is_bounded(whole) else "-"
+    pairs = f"{whole.pairs} pair{'s' * (whole.pairs > 1)} of blocks"
+    detail = f"{as_text(whole)}, {pairs}" if whole.pairs else "not compared"
     return {"id": f"over_{side}", "label": f"over {NAMES[side]}", "value": value, "detail": detail}
 
 

@@ -94,7 +94,7 @@ def test_a_champion_that_could_not_be_read_for_a_moment_stands(
     monkeypatch.setattr(registry, "load", loaded)
     desk.ask([("ab12", other)])
     desk.start()
-    found = answers_until(desk, lambda found: len(found) == 2)  # it is loaded, too
+    found = answers_until(desk, lambda found: len(found) >= 2)  # it is loaded, too, maybe twice
     (settled,) = (each for each in found if isinstance(each, Settled))
     assert "was made champion" in settled.refusal and settled.version is None
     assert registry.standing("ab12").champion == other and len(registry.versions("ab12")) == 1

@@ -93,7 +93,7 @@ def told(ledger: Ledger) -> list[str]:
 
 def test_four_sentences_say_what_a_running_service_comes_to() -> None:
     nothing = told(Ledger())
-    assert "no pair was played" in nothing[0] and "No worker" in nothing[1]
+    assert "no comparison has ended" in nothing[0] and "No worker" in nothing[1]
     assert "No learner" in nothing[2] and "the worker has said nothing;" in nothing[3]
     ledger, now = records.recorded(), time.time()
     said = {"candidates": 5, "promotions": 1, "rollout_said": "version 2: it was faster"}
@@ -183,7 +183,7 @@ def address() -> Iterator[str]:
 def test_the_live_page_is_served_to_this_machine_while_no_broker_is_there(address: str) -> None:
     page = httpx.get(address)
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert detail(address) == "not played"
+    assert detail(address) == "not compared"
     assert "http://127.0.0.1:9" in page.text and "hunter2" not in page.text
     assert httpx.get(f"{address}/etc/passwd").status_code == 404
     port = int(address.rsplit(":", 1)[1])
