@@ -36,7 +36,7 @@ def test_every_method_writes_what_the_embedded_model_would() -> None:
         policy = learned_policy() if name.startswith("hybrid") else None
         session = Session(engine, method(name, policy=policy))
         for ids, out, accepted in zip(texts, expected, recorded, strict=True):
-            made = session.generate(ids, 32, known=out)
+            made = session.generate(ids, 32)
             assert made.tokens == out, name
             cycles[name] = cycles.get(name, 0) + len(made.cycles)
             for c in made.cycles:
@@ -45,4 +45,3 @@ def test_every_method_writes_what_the_embedded_model_would() -> None:
         assert session.router.counters.tokens == sum(map(len, expected))
     greedy = sum(len(out) - 1 for out in expected)
     assert cycles["eagle3"] < 0.8 * greedy
-    assert cycles["oracle"] <= cycles["frequency"]

@@ -28,8 +28,6 @@ def test_what_cannot_be_asked_is_refused_with_a_reason() -> None:
         session.generate(tiny_prompt(0, 40), 4)
     with pytest.raises(EngineError, match="at least one token"):
         session.generate([1, 2], 0)
-    with pytest.raises(EngineError, match="known continuation"):
-        Session(engine, method("oracle")).generate([1, 2], 4)
     with pytest.raises(EngineError, match="above 0"):
         Sampling(0.0)
     with pytest.raises(EngineError, match=r"no method 'medusa'.*greedy"):

@@ -14,7 +14,6 @@ from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
 from decoder.engines.reference.generation import Generation, Sampling
 from decoder.engines.reference.method import METHODS, Method, method
-from decoder.engines.reference.recording import record
 from decoder.engines.reference.session import Session
 from decoder.policy.pricing import CostTable
 from decoder.trial.turns import Turns
@@ -45,7 +44,7 @@ def test_output_equals_target_only_greedy(family: Family, seed: int) -> None:
     engine, prompt = tiny_engine(seed, family), tiny_prompt(seed)
     expected = transformers_greedy(family, seed, prompt, 40)
     for m in all_methods():
-        made = Session(engine, m).generate(prompt, 40, known=expected if m.oracle else None)
+        made = Session(engine, m).generate(prompt, 40)
         assert made.tokens == expected, m.name
         assert made.finish == "length"
 
@@ -75,10 +74,7 @@ def runs() -> dict[str, list[Generation]]:
     made: dict[str, list[Generation]] = {}
     for m in all_methods():
         session = Session(engine, m)
-        made[m.name] = [
-            session.generate(p, TOKENS, known=k if m.oracle else None)
-            for p, k in zip(prompts, known, strict=True)
-        ]
+        made[m.name] = [session.generate(p, TOKENS) for p in prompts]
         assert [g.tokens for g in made[m.name]] == known
     return made
 
@@ -91,15 +87,14 @@ def test_methods_use_the_arms_they_are_made_of(runs: dict[str, list[Generation]]
     assert arms(runs["greedy"]) == {"none"}
     assert arms(runs["eagle3"]) == {"model", "none"}
     assert arms(runs["suffix"]) == {"cache", "none"}
-    for name in ("frequency", "hybrid", "oracle"):
+    for name in ("frequency", "hybrid"):
         assert arms(runs[name]) >= {"cache", "model"}, name
     assert max(c.verified for g in runs["eagle3"] for c in g.cycles) == 4
 
 
-def test_the_chain_saves_cycles_and_the_oracle_most(runs: dict[str, list[Generation]]) -> None:
+def test_the_chain_saves_cycles(runs: dict[str, list[Generation]]) -> None:
     cycles = {name: sum(len(g.cycles) for g in made) for name, made in runs.items()}
     assert cycles["eagle3"] < cycles["greedy"]
-    assert cycles["oracle"] <= min(cycles[n] for n in NAMES if n != "suffix")
 
 
 def test_cycles_account_for_every_token(runs: dict[str, list[Generation]]) -> None:
@@ -115,26 +110,9 @@ def test_cycles_account_for_every_token(runs: dict[str, list[Generation]]) -> No
             assert g.decode_us >= sum(c.us for c in g.cycles)
 
 
-def test_the_oracle_takes_the_better_arm_in_every_cycle(runs: dict[str, list[Generation]]) -> None:
-    taken, engine = 0, tiny_engine(2)
-    for seed, g in zip(PROMPTS, runs["oracle"], strict=True):
-        recorded = record(engine, tiny_prompt(seed), g.tokens)
-        for c in g.cycles:
-            room = len(g.tokens) - c.position - 1
-            model = min(recorded[c.position], room)
-            if c.arm == "cache":
-                taken += 1
-                assert c.accepted > model
-            else:
-                assert c.accepted == (model if c.arm == "model" else 0)
-    assert taken > 10
-
-
 def test_the_same_seed_gives_the_same_sample_and_another_another() -> None:
     engine, prompt = tiny_engine(1), tiny_prompt(1)
     for m in all_methods():
-        if m.oracle:
-            continue
         draws = [
             Session(engine, m).generate(prompt, 20, sampling=Sampling(1.0, seed)).tokens
             for seed in (3, 3, 4)
@@ -149,9 +127,7 @@ def test_a_request_ends_at_its_first_stop_id_at_its_limit_and_with_the_context(m
     ends = [(free[: free.index(stop) + 1], stop, 48) for stop in sorted(set(free))[::3]]
     for expected, stop, most in [*ends, *((free[:n], None, n) for n in (1, 3, 100))]:
         session = Session(engine, m)
-        made = session.generate(
-            prompt, most, stop_ids=frozenset({stop} - {None}), known=expected if m.oracle else None
-        )
+        made = session.generate(prompt, most, stop_ids=frozenset({stop} - {None}))
         assert (made.tokens, made.finish) == (expected, "length" if stop is None else "stop")
         assert sum(c.accepted for c in made.cycles) + len(made.cycles) + 1 >= len(expected)
         assert session.router.counters.stopped == 1

@@ -33,8 +33,6 @@ class SpeculationPause:
 
     def __init__(self) -> None:
         self.awake = True
-        self.naps = 0
-        """Times it fell asleep, not counting probes in between."""
         self._lost = 0.0  # of own time over gain, in plain steps
         self._steps = 0  # asleep, or of the probe
         self._wait = 0  # steps between probes; 0 while awake for good
@@ -76,7 +74,6 @@ class SpeculationPause:
             longest = min(max(self._dearest, FIRST_WAIT), LONGEST_WAIT)
             self._sleep(min(2 * self._wait, round(longest)), requests, plain_us)
         elif self._lost > LOSS:
-            self.naps += 1
             self._sleep(FIRST_WAIT, requests, plain_us)
 
     def _sleep(self, wait: int, requests: float, plain_us: float) -> None:

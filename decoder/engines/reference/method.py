@@ -32,18 +32,15 @@ class Method:
 
     A policy with threshold ``NEVER`` never verifies a cache draft, one with ``ALWAYS`` does
     whenever there is one. ``model`` says that there is a model arm; else the arm ``none`` stands in
-    for it. An ``oracle`` chooses in hindsight: the cache draft where more of it is accepted than of
-    the model draft, else the model draft; its ``policy`` is not asked. Without ``cache`` there is
-    no suffix cache at all, so that a baseline pays for nothing it does not use, and nothing is
-    labelled. ``model_limit`` cuts every model draft to that many tokens. ``draft_factor``
-    stands in for the worker's ``suffix_max_factor``. ``rule`` makes what chooses in the place of
-    ``policy`` and learns from every label.
+    for it. Without ``cache`` there is no suffix cache at all, so that a baseline pays for nothing
+    it does not use, and nothing is labelled. ``model_limit`` cuts every model draft to that many
+    tokens. ``draft_factor`` stands in for the worker's ``suffix_max_factor``. ``rule`` makes what
+    chooses in the place of ``policy`` and learns from every label.
     """
 
     name: str
     policy: Policy
     model: bool = True
-    oracle: bool = False
     cache: bool = True
     draft_factor: float | None = None
     model_limit: int | None = None
@@ -110,7 +107,6 @@ METHODS: Final[dict[str, Maker]] = {
     "match4": lambda p, t, k: _baseline("match4", _matched(4)),
     "buckets": lambda p, t, k: Method("buckets", _counting(ALWAYS), rule=Buckets),
     "hybrid": lambda p, t, k: Method("hybrid", _learned(p)),
-    "oracle": lambda p, t, k: Method("oracle", _counting(NEVER), oracle=True),
 }
 """Makers by name. ``frequency`` is the paper's rule (counted score against a threshold), ``arctic``
 ArcticInference's (score against the length ``k`` of a model draft), ``match4`` TensorRT-LLM's (at

@@ -6,7 +6,6 @@ A cycle is: choose, draft, verify, accept, observe.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -17,14 +16,12 @@ from decoder.contracts.events import DraftEvent
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
 from decoder.core.router import Committed, Decision, RequestOptions
-from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.generation import CycleRecord, Generation, Sampling
 from decoder.engines.reference.kv_cache import KVCache
-from decoder.engines.reference.method import ALWAYS, NEVER, Method
-from decoder.engines.reference.recording import record
+from decoder.engines.reference.method import Method
 from decoder.engines.reference.target import Read
 
 
@@ -62,7 +59,6 @@ class Session:
         max_tokens: int,
         *,
         sampling: Sampling | None = None,
-        known: Sequence[int] | None = None,
         stop_ids: frozenset[int] | None = None,
         workload: str = "",
         tenant: str = "",
@@ -72,13 +68,11 @@ class Session:
 
         Args:
             sampling: greedy unless given.
-            known: the greedy continuation, which an oracle needs.
             stop_ids: in place of the engine's.
             speculate: as the request option of the server: off verifies no drafts.
 
         Raises:
-            EngineError: an empty prompt, one that leaves no room in the context, or an oracle
-                without (greedy) knowledge.
+            EngineError: an empty prompt, or one that leaves no room in the context.
         """
         engine = self.engine
         if not prompt:
@@ -88,10 +82,6 @@ class Session:
                 f"a prompt of {len(prompt)} tokens and {max_tokens} more do not fit the context of "
                 f"{engine.max_model_len}: shorten the prompt or ask for at least one token."
             )
-        oracle, continuation = self.method.oracle, known or ()
-        if oracle and (known is None or sampling is not None):
-            raise EngineError("an oracle decodes greedily and needs the known continuation.")
-        recorded = record(engine, prompt, continuation) if oracle else []
         self._requests += 1
         options = RequestOptions(
             max_tokens=min(max_tokens, engine.max_model_len - len(prompt)),
@@ -108,8 +98,6 @@ class Session:
                 request.prefill()
                 began = engine.clock()
                 while not request.finish:
-                    if oracle:
-                        self._foresee(request, continuation, recorded)
                     request.cycle()
                 ended = engine.clock()
         finally:
@@ -117,17 +105,6 @@ class Session:
             self.router.settle()
         assert request.finish
         return Generation(request.output, request.cycles, request.finish, (ended - began) * 1e6)
-
-    def _foresee(self, request: _Request, known: Sequence[int], recorded: list[int]) -> None:
-        """Make the router choose what hindsight would: the cache only where it gains a token."""
-        position = len(request.output)
-        context = np.asarray(request.prompt + request.output, np.int32)
-        room = request.room
-        draft = self.cache.propose(request.name, context, room) if self.cache and room else None
-        cache = common_prefix(draft.tokens, known[position:]) if draft else 0
-        model = recorded[position] if position < len(recorded) else 0
-        threshold = ALWAYS if cache > min(model, room) else NEVER
-        self.router.policy = replace(self.method.policy, threshold=threshold)
 
 
 class _Request:
@@ -150,11 +127,6 @@ class _Request:
         self._generator = torch.Generator().manual_seed(sampling.seed if sampling else 0)
         self._cache = KVCache()
         self._drafter = self._engine.drafter(session.method) if options.speculate else None
-
-    @property
-    def room(self) -> int:
-        """Draft tokens that could still be committed: one place is kept for the target's own."""
-        return self.options.max_tokens - len(self.output) - 1
 
     def prefill(self) -> None:
         """Read the prompt and commit the first token."""

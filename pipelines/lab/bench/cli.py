@@ -32,7 +32,7 @@ def decode(
         typer.Option(
             help="Separated by commas; 'frequency:4' sets a parameter, 'suffix@2' lengthens drafts."
         ),
-    ] = "greedy,eagle3,suffix,frequency,arctic,hybrid,oracle",
+    ] = "greedy,eagle3,suffix,frequency,arctic,hybrid",
     limit: Annotated[int, typer.Option(min=1, help="Measured prompts of each dataset.")] = 20,
     warmup: Annotated[
         int, typer.Option(min=0, help="Further prompts of each that only fill the caches.")

@@ -74,15 +74,6 @@ class Engine:
     clock: Literal["wall", "cpu"] = "wall"
 
 
-def rotated(methods: Sequence[Method], index: int) -> list[Method]:
-    """The order of prompt ``index``: greedy first where an oracle has to know its output."""
-    turn = index % len(methods)
-    order = [*methods[turn:], *methods[:turn]]
-    if any(m.oracle for m in methods):
-        order.sort(key=lambda m: m.name != "greedy")
-    return order
-
-
 def run(
     engine: ReferenceEngine,
     made: Sequence[Method],
@@ -119,13 +110,15 @@ def run(
                 floor = Floor(m.model) if mine is not None and m.rule is None else None
                 sessions[m.name] = Session(engine, m, mine, floor)
             for prompt in usable[limit:]:
-                _generated([*sessions.values()], list(prompt.ids), selection.max_tokens)
+                for session in sessions.values():
+                    session.generate(list(prompt.ids), selection.max_tokens)
             return usable[:limit], sessions
 
         for turn, place in itertools.product(range(limit), range(len(sets))):
             measured, sessions = opened(place)
             if turn < len(measured):
-                order = rotated(made, turn + place)
+                at = (turn + place) % len(made)  # the last finds the machine otherwise
+                order = [*made[at:], *made[:at]]
                 _measure(measured[turn], order, sessions, selection.max_tokens, results, tick)
     except KeyboardInterrupt:
         results.interrupted = True
@@ -143,17 +136,10 @@ def warm_up_machine(engine: ReferenceEngine, made: Sequence[Method]) -> dict[str
 
     length, answer = MACHINE_WARM_UP
     prompt = [1 + i % 8 for i in range(length)]
-    _generated([Session(engine, method) for method in made], prompt, answer)
+    for method in made:
+        Session(engine, method).generate(prompt, answer)
     learned = [m for m in made if m.policy.kind == "survival" or m.rule is not None]
     return {m.name: LiveCosts(profile(engine, m)) for m in learned}
-
-
-def _generated(sessions: Sequence[Session], prompt: list[int], max_tokens: int) -> None:
-    """Let each decode ``prompt``; an oracle is told what the others made of it."""
-    known: list[int] | None = None
-    for session in sorted(sessions, key=lambda each: each.method.oracle):
-        told = known if session.method.oracle else None
-        known = session.generate(prompt, max_tokens, known=told).tokens
 
 
 def _measure(
@@ -170,9 +156,8 @@ def _measure(
     for method in order:
         tick(f"{source.dataset}: {method.name}")
         session = sessions[method.name]
-        known = list(outcomes["greedy"].tokens) if method.oracle else None
         try:
-            made = session.generate(list(prompt.ids), max_tokens, known=known)
+            made = session.generate(list(prompt.ids), max_tokens)
         except HvdError as error:
             where = f"{source.dataset}: prompt {source.id}"
             results.problem(f"{where} left out, {method.name} failed: {error}")

@@ -48,7 +48,7 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The method names in ``text``, separated by commas, each once; greedy where oracle needs it.
+    """The method names in ``text``, separated by commas, each once.
 
     Raises:
         SettingsError: there is none, or one is unknown.
@@ -60,7 +60,7 @@ def names(text: str) -> tuple[str, ...]:
     if unknown or not found:
         said = ", ".join(unknown) or "was named"
         raise SettingsError(f"no method {said}: there are {', '.join(METHODS)}.")
-    return words(f"greedy,{text}") if "oracle" in found and "greedy" not in found else found
+    return found
 
 
 def policy_files(given: Sequence[str]) -> dict[str, Path]:

@@ -86,9 +86,9 @@ def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]
 def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     """Throughput, cycles and arms of ``method``."""
     mine = [p[method] for p in prompts]
-    spent, oracle, greedy = (
+    spent, greedy = (
         [(decoded(p[name]), p[name].decode_us) for p in prompts if name in p]
-        for name in (method, "oracle", "greedy")
+        for name in (method, "greedy")
     )
     cycles = [c for o in mine for c in o.cycles]
     tokens = sum(map(decoded, mine))
@@ -99,7 +99,6 @@ def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
         "tok_per_s": rate(spent),
         "speedup_vs_greedy": over(rate(spent), rate(greedy)),
         "speedup_vs_greedy_interval": interval(columns(spent), columns(greedy)) if greedy else None,
-        "fraction_of_oracle": over(rate(spent), rate(oracle)),
         "cycles_per_1k": over(1000 * len(cycles), tokens),
         "ms_per_cycle": over(sum(o.decode_us for o in mine) / 1000, len(cycles)),
         "mean_accepted": over(tokens - len(cycles), len(cycles)),
@@ -114,7 +113,7 @@ def _over_best(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     found = None
     if method.startswith("hybrid"):
         spent = {name: columns(pairs) for name, pairs in typical(prompts).items()}
-        rules = {m: s for m, s in spent.items() if not m.startswith(("hybrid", "oracle"))}
+        rules = {m: s for m, s in spent.items() if not m.startswith("hybrid")}
         found = against_best(spent[method], rules)
     return {
         "over_best_rule": found and found.ratio,
@@ -203,7 +202,6 @@ COLUMNS: Final[dict[str, Cell]] = {
     "acc": lambda r: number(r["mean_accepted"]),
     "cache": lambda r: percent(r["cache_share"]),
     "model": lambda r: percent(r["model_share"]),
-    "oracle": lambda r: percent(r["fraction_of_oracle"]),
     "loops": lambda r: percent(r["loop_share"]),
     "same": lambda r: {True: "yes", False: "NO", None: "-"}[r["exact"]],
 }

@@ -143,5 +143,4 @@ def table(summary: dict[str, Any]) -> Table:
 
     columns: dict[str, Cell] = {"scenario": itemgetter("name"), "seed": lambda r: str(r["seed"])}
     columns |= {name: partial(rate, name=name) for name in summary["settings"]["policies"]}
-    title = "Tokens in the time of a plain step, after the change"
-    return metrics.table(title, columns, summary["scenarios"])
+    return metrics.table("Tokens a plain step, after the change", columns, summary["scenarios"])

@@ -13,9 +13,10 @@ import numpy as np
 
 from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Policy
 from decoder.contracts.errors import TraceError
+from decoder.engines.reference.method import Method
 from decoder.settings import WHOLE_FACTOR
 from learner.rows import Rows, hash_id, joined
-from pipelines.lab.replay.engine import Simulator, drawn_acceptance, hybrid
+from pipelines.lab.replay.engine import Simulator, drawn_acceptance
 from pipelines.lab.replay.study import CONTEXT, survival, teachers, with_longer_drafts
 from pipelines.lab.replay.traces import Trace, read, some_sessions
 from pipelines.reports import Step
@@ -128,7 +129,7 @@ def over_counting(one: Sample, policy: Policy, simulator: Simulator) -> float:
     """The rate at which ``policy`` decodes a sample, over that of counting with the drafts that
     suit it best; nominal costs."""
     drafted = with_drafter(one.traces, ACCEPTS, simulator.settings.model_draft_tokens, SEED)
-    by = hybrid("first", policy), replace(teachers()[1], draft_factor=WHOLE_FACTOR)
+    by = Method("first", policy), replace(teachers()[1], draft_factor=WHOLE_FACTOR)
     first, counted = (simulator.decode(drafted, each)[0].rate() for each in by)
     return first / counted
 

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
 from decoder.core.costs import LiveCosts
@@ -325,14 +324,10 @@ class Simulator:
             floor: as of a worker, with its looks; None lets the policy have its way.
 
         Raises:
-            TraceError: the method is an oracle, or a recording lacks the model arm.
+            TraceError: a recording lacks the model arm.
         """
-        if method.oracle:
-            raise TraceError(f"method {method.name!r} cannot be simulated from recordings.")
-        cache, costs = (
-            SuffixCache(method.drafting(self.settings)),
-            LiveCosts(self.costs, live=False),
-        )
+        cache = SuffixCache(method.drafting(self.settings))
+        costs = LiveCosts(self.costs, live=False)
         router, log = method.router(self.settings, cache, self.token_classes, costs, floor)
         every = [*warm_up, *traces]
         engine = Engine(router, cache, every, method.model, self.model_mean)
@@ -342,8 +337,3 @@ class Simulator:
         asked = [(int(e.request), e.position, e) for e in log.every if e.draft_len]
         kept = sorted(((i, p, e) for i, p, e in asked if i >= warm), key=lambda each: each[:2])
         return Cycles.of(cycles), from_events([event for *_, event in kept])
-
-
-def hybrid(name: str, policy: Policy) -> Method:
-    """Cache drafts and a chain of model drafts, decided between by ``policy``."""
-    return Method(name, policy)

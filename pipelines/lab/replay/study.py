@@ -28,7 +28,7 @@ from decoder.policy.estimate import PAPER_THRESHOLD
 from learner import train
 from learner.rows import Rows, joined
 from pipelines.lab.replay import recording
-from pipelines.lab.replay.engine import Prices, Simulator, foreseen, hybrid
+from pipelines.lab.replay.engine import Prices, Simulator, foreseen
 from pipelines.lab.replay.traces import Parts, Trace, read, split
 from pipelines.prompts import fitting, read_folder
 from pipelines.reports import Step
@@ -69,7 +69,7 @@ def ruled(
     n, warm, every = len(traces), len(warm_up), [*warm_up, *traces]
     settings, mean = simulator.settings, simulator.model_mean
     spent = dict[str, Spent]()
-    for name, by in {**rivals(settings.model_draft_tokens), HYBRID: hybrid(HYBRID, policy)}.items():
+    for name, by in {**rivals(settings.model_draft_tokens), HYBRID: Method(HYBRID, policy)}.items():
         learned = name == HYBRID and policy.kind == "survival"
         cycles, _ = simulator.decode(traces, by, warm_up, floor=Floor(True) if learned else None)
         times = cycles.times(simulator.costs) + router_us(name)
@@ -228,8 +228,8 @@ def teachers() -> tuple[Method, Method]:
     The model arm is only seen where it is taken: one takes it always, the other where counting
     speaks against the cache draft.
     """
-    counting = hybrid("frequency", method("frequency").policy)  # on the drafts that hybrids see
-    return hybrid("model", method("eagle3").policy), counting
+    counting = Method("frequency", method("frequency").policy)  # on the drafts that hybrids see
+    return Method("model", method("eagle3").policy), counting
 
 
 def with_longer_drafts(simulator: Simulator) -> Simulator:

@@ -28,7 +28,7 @@ from pipelines.lab.bench.serve.load import Selection, levels
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
 TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2 {% endfor %}"
-METHODS = ["greedy", "eagle3", "suffix", "frequency:1", "arctic", "hybrid", "oracle"]
+METHODS = ["greedy", "eagle3", "suffix", "frequency:1", "arctic", "hybrid"]
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +89,6 @@ def test_a_run_leaves_figures(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert records["good", "greedy"]["speedup_vs_greedy"] == 1.0
     assert records["good", "eagle3"]["model_share"] > 0.9
     assert records["good", "suffix"]["cache_share"] > 0.0
-    for single in ("eagle3", "suffix"):
-        oracle, other = (records["good", name]["cycles_per_1k"] for name in ("oracle", single))
-        assert oracle <= other
     assert len(figures["problems"]) == 3
     told = figures["settings"]["policies"]["hybrid"]
     assert re.fullmatch("version 1, payoff, threshold 2, [0-9a-f]{12}", told)

@@ -130,7 +130,7 @@ def test_names_carry_parameters_and_baselines_are_shown_the_papers_drafts() -> N
     worker = WorkerSettings(suffix_max_factor=3.0)
     assert [m.drafting(worker).suffix_max_factor for m in made] == [1.0, 0.5, 1.0, 1.0, 3.0, 2.0]
     assert methods.build(["eagle3:2"], {}, True, 4)[0].model_limit == 2
-    assert methods.names("suffix,oracle,suffix") == ("greedy", "suffix", "oracle")
+    assert methods.names("suffix,greedy,suffix") == ("suffix", "greedy")
     files = methods.policy_files(["a.safetensors", "paper=b=c"])
     assert files == {"": Path("a.safetensors"), "paper": Path("b=c")}
     for asked, has_drafter, said in (

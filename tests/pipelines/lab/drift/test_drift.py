@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.errors import TraceError
-from decoder.engines.reference.method import method
+from decoder.engines.reference.method import Method, method
 from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
 from learner.rows import Rows, from_events
@@ -40,7 +40,7 @@ from pipelines.lab.drift.traffic import (
     misleading,
     traffic,
 )
-from pipelines.lab.replay.engine import Simulator, hybrid, model_acceptance
+from pipelines.lab.replay.engine import Simulator, model_acceptance
 from pipelines.lab.replay.traces import Trace
 from tests.learner.traffic import Traffic as Taught
 from tests.pipelines.lab.replay.samples import (
@@ -131,7 +131,7 @@ def served(asked: list[Request], policy: Policy = COUNTING, adapts: bool = False
 def test_one_request_at_a_time_decodes_as_the_simulator_does() -> None:
     traces = [replace(t, session=f"{i}/{t.session}") for i, t in enumerate(copying_traces(1, 8))]
     traces = with_model([*traces, *dialogue(2), *copying_traces(3, 1, 1)])
-    by = hybrid("frequency", method("frequency").policy)
+    by = Method("frequency", method("frequency").policy)
     cycles, _ = Simulator(token_classes(), SETTINGS, costs=COSTS).decode(traces, by)
     found = served([Request(t, 0) for t in traces])
     np.testing.assert_array_equal(found.cycles, np.bincount(cycles.arm, minlength=3))

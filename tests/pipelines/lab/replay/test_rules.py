@@ -34,7 +34,6 @@ from pipelines.lab.replay.engine import (
     Prices,
     Simulator,
     foreseen,
-    hybrid,
     model_acceptance,
 )
 from pipelines.lab.replay.study import taught
@@ -53,16 +52,14 @@ def run(traces: list[Trace], by: Method, accepts: float = 2.2) -> Cycles:
     return replace(SIMULATOR, model_mean=accepts).decode(traces, by)[0]
 
 
-def test_a_recording_without_a_model_arm_and_an_oracle_are_refused() -> None:
+def test_a_recording_without_a_model_arm_is_refused() -> None:
     with pytest.raises(TraceError, match="--model-accepts"):
         model_acceptance(copying_traces(1, 1)[0], None)
-    with pytest.raises(TraceError, match="oracle"):
-        run(copying_traces(1), method("oracle"))
 
 
 def test_what_warms_up_is_in_the_cache_and_not_counted() -> None:
     *earlier, last = copying_traces(7)
-    simulator, by = replace(SIMULATOR, model_mean=2.2), hybrid("frequency", frequency_policy("", 2))
+    simulator, by = replace(SIMULATOR, model_mean=2.2), Method("frequency", frequency_policy("", 2))
     cycles, rows = simulator.decode([last], by, earlier)
     assert cycles.rate() != simulator.decode([last], by)[0].rate()
     assert set(cycles.trace) == {0} and len(set(rows.request.tolist())) == 1
@@ -83,7 +80,7 @@ def test_no_rule_beats_the_oracle(seed: int, accepts: float) -> None:
     prices = [Prices(NOMINAL, SETTINGS)] * len(traces)
     best = Cycles.of(c for c, _ in foreseen(traces, prices, SETTINGS, accepts))
     policies = [frequency_policy("", t) for t in (0.0, 2.0, 4.0, float("inf"))]
-    for by in [method("suffix"), *(hybrid("frequency", each) for each in policies)]:
+    for by in [method("suffix"), *(Method("frequency", each) for each in policies)]:
         made = run(traces, by, accepts)
         assert made.committed.sum() == best.committed.sum()
         assert made.rate() <= best.rate() + 1e-9
@@ -114,8 +111,8 @@ def every() -> dict[str, Method]:
     return {
         **{n: by for n, by in study.rivals(4).items() if n not in LIKE_ANOTHER},
         "arctic": method("arctic"),
-        "hybrid": hybrid("hybrid", first_policy("test")),
-        "trusting": hybrid("trusting", trusting_policy(hazard=0.4, chance=0.9)),
+        "hybrid": Method("hybrid", first_policy("test")),
+        "trusting": Method("trusting", trusting_policy(hazard=0.4, chance=0.9)),
     }
 
 
@@ -192,7 +189,7 @@ def test_one_prompt_no_rule_or_nothing_decoded_compares_nothing_and_an_end_at_on
 
 OF_THE_RUN = ("request", "session", "time", "step_us")
 """Columns that hold names and the clock."""
-BY = hybrid("hybrid", first_policy("scope"))
+BY = Method("hybrid", first_policy("scope"))
 
 
 @pytest.fixture
