@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from kafka.errors import MessageSizeTooLargeError
 
-from decoder.contracts.events import Source, encode_lessons
+from decoder.contracts.events import Source
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import DRAFTS, LESSONS
@@ -28,7 +28,7 @@ from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
 from learner import topics
 from learner.__main__ import main
 from learner.group import Group
-from learner.lessons import Intake, Lessons
+from learner.lessons import Intake, Lessons, encode_lessons
 from learner.page import Vitals, serving
 from learner.publish import DeadLetters, StatusProducer
 from learner.sequences import Sequences
@@ -108,7 +108,7 @@ class Relay:
             )  # fmt: skip
         share = self.shares.get(lessons.scope, 1.0)
         source = Source(record.partition, record.offset, share)
-        value = encode_lessons(lessons.batch, lessons.kept, source)
+        value = encode_lessons(lessons, source)
         key = lessons.scope.encode()
         try:
             sent = self._producer.send(LESSONS.name, value=value, key=key, headers=LESSONS.headers)

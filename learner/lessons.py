@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isnan
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,14 @@ from numpy.typing import NDArray
 
 from decoder.complaints import Complaints
 from decoder.contracts.errors import EventRefused, SchemaUnknown
-from decoder.contracts.events import LIMITS, EventBatch, decode_batch
+from decoder.contracts.events import (
+    COLUMNS,
+    LIMITS,
+    EventBatch,
+    Source,
+    decode_batch,
+    encode_columns,
+)
 from learner.publish import DeadLetters
 from learner.rows import Rows, from_batch, taught_by
 from learner.sequences import Sequences
@@ -94,6 +102,25 @@ def lessons_of(record: Fetched, shares: Mapping[str, float], now: float) -> Less
         {what: name for what, name in named.items() if name}, predicted, int(accepted), passed,
         batch, kept,
     )  # fmt: skip
+
+
+def encode_lessons(lessons: Lessons, source: Source) -> bytes:
+    """A record of ``hvd.lessons.v2`` with the rows that were kept, at least one.
+
+    Raises:
+        EventRefused: as :func:`encode_columns`; nothing that was decoded does so.
+    """
+    batch, rows = lessons.batch, lessons.kept
+    columns: dict[str, list[Any]] = {
+        name: batch.numbers[name][rows].tolist()
+        if name in batch.numbers
+        else [batch.names[name][row] for row in rows]
+        for name in COLUMNS
+    }
+    model = columns["model_accepted"]
+    columns["model_accepted"] = [None if isnan(length) else int(length) for length in model]
+    features = batch.features[rows].astype(np.float64)
+    return encode_columns(columns, features, batch.origin, batch.sequence, source)
 
 
 class Intake:

@@ -250,24 +250,6 @@ def encode_columns(
         raise EventRefused(f"draft events cannot be written: {error}") from error
 
 
-def encode_lessons(batch: EventBatch, rows: NDArray[np.intp], source: Source) -> bytes:
-    """A record of ``hvd.lessons.v2`` with those ``rows``, at least one, of a decoded record.
-
-    Raises:
-        EventRefused: as :func:`encode_batch`; nothing that was decoded does so.
-    """
-    columns: dict[str, list[Any]] = {
-        name: batch.numbers[name][rows].tolist()
-        if name in batch.numbers
-        else [batch.names[name][row] for row in rows]
-        for name in COLUMNS
-    }
-    model = columns["model_accepted"]
-    columns["model_accepted"] = [None if isnan(length) else int(length) for length in model]
-    features = batch.features[rows].astype(np.float64)
-    return encode_columns(columns, features, batch.origin, batch.sequence, source)
-
-
 def _veiled(kind: Named, names: list[str]) -> list[str]:
     """``names`` as they may leave."""
     veils = {name: veiled(kind, name) for name in set(names)}

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import LIMITS, Source, encode_batch, encode_lessons
+from decoder.contracts.events import LIMITS, Source, encode_batch
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import first_policy
-from learner.lessons import Intake, lessons_of
+from learner.lessons import Intake, encode_lessons, lessons_of
 from learner.publish import DeadLetters
 from learner.rows import COLUMNS
 from learner.scope import Scope
@@ -145,7 +145,7 @@ def relayed(value: bytes, share: float = 1.0, offset: int = 7) -> bytes | None:
     """What an intake makes of a record of drafts."""
     lessons = lessons_of(Fetched(2, offset, NOW_MS, b"w", value), {ORIGIN.scope: share}, 1e9)
     source = Source(2, offset, share)
-    return encode_lessons(lessons.batch, lessons.kept, source) if len(lessons.rows) else None
+    return encode_lessons(lessons, source) if len(lessons.rows) else None
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])

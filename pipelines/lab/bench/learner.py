@@ -17,16 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from decoder.contracts.events import (
-    DraftEvent,
-    Origin,
-    Source,
-    encode_batch,
-    encode_lessons,
-)
+from decoder.contracts.events import DraftEvent, Origin, Source, encode_batch
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.contracts.settings import KafkaSettings
-from learner.lessons import Intake
+from learner.lessons import Intake, encode_lessons
 from learner.publish import DeadLetters
 from learner.scopes import Scopes
 from learner.sequences import Lately
@@ -109,7 +103,7 @@ def _lesson(intake: Intake, record: Fetched, share: float) -> Fetched | None:
     if not len(taught.rows):
         return None
     source = Source(0, record.offset, share)
-    return replace(record, value=encode_lessons(taught.batch, taught.kept, source))
+    return replace(record, value=encode_lessons(taught, source))
 
 
 def records(count: int, scopes: int) -> Iterator[Fetched]:
@@ -139,13 +133,8 @@ def _event(draw: np.random.Generator, index: int) -> DraftEvent:
     verified = {"cache": length, "model": 3, "none": 0}[arm]
     told: dict[str, Any] = dict.fromkeys(DraftEvent._fields, 0)
     told |= dict.fromkeys(("tenant", "session", "workload", "side", "label", "censored"), "")
-    told |= {
-        "number": index,
-        "cycle": index % CYCLES,
-        "role": "champion",
-        "parameter": 2.0,
-        "parameter_name": "rate",
-    }
+    told |= {"number": index, "cycle": index % CYCLES, "role": "champion"}
+    told |= {"parameter": 2.0, "parameter_name": "rate"}
     told |= {"arm": arm, "drafted_len": verified, "verified_len": verified, "batch_size": 1}
     told |= {"position": index % CYCLES, "predicted": 1.0, "predicted_model": 1.0, "share": 1.0}
     told |= {"step_tokens": 1 + verified, "draft_us": 50.0, "features": None}
