@@ -26,7 +26,7 @@ from decoder.contracts.bundle import metadata_of
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = "hvd.learner.v5"
+FORMAT: Final = "hvd.learner.v6"
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -22,7 +22,17 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Round
-from decoder.trial.effect import UNKNOWN, WIDTH, Effect, effect, pair_of, pairs_to_tell, unit_of
+from decoder.trial.effect import (
+    COST,
+    UNKNOWN,
+    WALL,
+    WIDTH,
+    Effect,
+    effect_in,
+    pair_of,
+    pairs_to_tell,
+    unit_of,
+)
 from learner.settings import LearnerSettings
 
 SHARE: Final = 0.1
@@ -88,9 +98,8 @@ class Table:
 
     def effects(self) -> tuple[Effect, Effect]:
         """By the costs in force, and by wall time."""
-        table = np.array(self.numbers, np.float64).reshape(-1, WIDTH)
-        cost, wall = (effect(table[:, [0, at]], table[:, [3, 3 + at]]) for at in (2, 1))
-        return cost, wall
+        pairs = np.array(self.numbers, np.float64).reshape(-1, WIDTH)
+        return effect_in(pairs, COST), effect_in(pairs, WALL)
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,10 @@ class Following:
         slots: NDArray[np.int64],
         step_tokens: int,
         step_us: float,
+        compared: bool,
     ) -> tuple[NDArray[np.int64], list[int]]:
-        """Take in what a step committed: tokens [n] of each, and the sums of :func:`taking.take`.
-        Mutates ``slots``."""
+        """Take in what a step committed: tokens [n] of each, and the sums of :func:`taking.take`,
+        what text foretold among them where sides are ``compared``. Mutates ``slots``."""
         names, tokens, ends, verified, lengths = outcomes
         done, made = np.zeros((2, len(names)), np.int64)
         sums = np.zeros(taking.BEGAN + 1, np.int64)
@@ -98,7 +99,8 @@ class Following:
             table = self.table.arrays
             at, why = taking.take(
                 *self._handles(), self.model_arm.odds, self.model_arm.seen,
-                slots, tokens, ends, verified, lengths, step_tokens, step_us, at, done, made, sums,
+                slots, tokens, ends, verified, lengths, step_tokens, step_us, at, compared, done,
+                made, sums,
             )  # fmt: skip
             if why == taking.DONE:
                 break

@@ -131,8 +131,9 @@ class DraftRouter(Following):
         self._last = max(step_tokens, 1), ran.drafted
         rows, known = len(outcomes.names), self.counters.tokens
         slots = self.table.of(outcomes.names)
-        made, sums = self._take(outcomes, slots.copy(), step_tokens, step_us)
-        closed, brought, closed_verified, verified = sums
+        compared = self.turns is not None and self.turns.dealing
+        made, sums = self._take(outcomes, slots.copy(), step_tokens, step_us, compared)
+        closed, brought, closed_verified, verified, foretold = sums
         decoding_alone = step_tokens == rows + verified
         if usual and decoding_alone and ran.decided:
             self.costs.observe(step_tokens, rows, ran.drafted, step_us)
@@ -140,14 +141,14 @@ class DraftRouter(Following):
             beside = max(step_tokens - rows - verified, 0)
             self._reckon(brought - closed, closed_verified, ran, rows, beside)
         now = self.underway.spent(began)
-        if ran.decided and rows and self.turns is not None and self.turns.dealing:
+        if ran.decided and rows and self.turns is not None and compared:
             came = ran.came_to(
                 self.costs.table, outcomes.names, verified, self.counters.tokens - known, step_us,
                 now, usual,
             )  # fmt: skip
             if ran.side is not None:
                 groups, sessions = self.table.shared(outcomes.names, slots, made)
-                came = came._replace(groups=groups, sessions=sessions)
+                came = came._replace(groups=groups, sessions=sessions, foretold=foretold)
             self.turns.book(ran.side, came, decoding_alone)
 
     def _reckon(self, drafted: int, verified: int, ran: Underway, rows: int, beside: int) -> None:

@@ -18,6 +18,7 @@ from decoder.compiled import (
     REALS,
     WHOLE,
     WHOLES,
+    YES,
     compiled,
 )
 from decoder.contracts.features import RECENT
@@ -26,15 +27,17 @@ from decoder.core.cycles import await_settling
 from decoder.core.payoff.memory import Payoffs, lacks, learn, payoffs_of
 from decoder.core.payoff.model_arm import observe_model, payoff_of
 from decoder.core.table import TABLE, Table, table_of
-from decoder.drafting.matches import BACK
+from decoder.drafting.matches import BACK, foretold
 from decoder.drafting.pages import append_both, fits, pool_of
 from decoder.policy.rule import MODEL, NONE
 
 DONE, WRITE, GROW, LOST, OVER = range(5)
 """Why :func:`take` stopped: at the end, or at a request whose tokens are to be written, whose
 memory must grow, whose length is not the engine's, or that has ended."""
-WRITTEN, GROWN, BEGUN, BEGAN = 1, 2, 4, 4
+WRITTEN, GROWN, BEGUN = 1, 2, 4
 """Of ``done``: what was done for a request meanwhile, and whether a page was begun for it."""
+FORETOLD, BEGAN = 4, 5
+"""Of ``sums``, behind those that :func:`take` names first."""
 TAUGHT: Final = (0.3, 0.05, 0.1, 0.1)
 """How much of a new payoff enters the fast and the slow mean, the share of first tokens accepted,
 and a request's mean of model drafts."""
@@ -126,7 +129,7 @@ def count(
 
 @compiled((
     HANDLE, HANDLE, HANDLE, REALS, REALS, WHOLES, IDS, WHOLES, WHOLES, WHOLES, WHOLE, REAL, WHOLE,
-    WHOLES, WHOLES, WHOLES,
+    YES, WHOLES, WHOLES, WHOLES,
 ))  # fmt: skip
 def take(
     requests: Any,
@@ -142,6 +145,7 @@ def take(
     step_tokens: int,
     step_us: float,
     first: int,
+    compared: bool,
     done: NDArray[np.int64],
     made: NDArray[np.int64],
     sums: NDArray[np.int64],
@@ -156,10 +160,11 @@ def take(
         verified: [n], draft tokens that were.
         lengths: [n], tokens that the engine holds, 0 where it does not say.
         first: of the requests, to go on with.
+        compared: whether to count the tokens that their own text foretold.
         done: [n], what was done for each meanwhile; overwritten with what is to be done.
         made: [n], filled: tokens committed.
         sums: to which are added the cycles that closed, tokens committed and draft tokens verified
-            in them, draft tokens of all, and (``BEGAN``) requests that begun a page.
+            in them, draft tokens of all, tokens ``FORETOLD``, and requests that ``BEGAN`` a page.
 
     Returns:
         where it stopped, and why.
@@ -190,6 +195,7 @@ def take(
         if index and count_of and not done[i] & WRITTEN and append_both(pool, index, committed):
             done[i] |= BEGUN
             sums[BEGAN] += 1
+        sums[FORETOLD] += foretold(pool, index, count_of * compared)
         context = table.contexts[slot]
         keep = max(BACK - count_of, 0)
         for j in range(keep):

@@ -171,6 +171,36 @@ def vote(
     return length, score, work
 
 
+@compiled((POOL, WHOLE, WHOLE))
+def foretold(pool: Pool, index: int, count: int) -> int:
+    """Of the last ``count`` tokens of a request's own text, how many went on as the same tokens of
+    the longest order had when they last came: a fact of the text, whoever drafted meanwhile."""
+    text, links, least = pool.text, pool.links, at.ORDERS[-1]
+    page, found = int(pool.indexes[index, at.OWN]), 0
+    slot = page * at.PAGE + int(links[page, at.FILLED]) - 1 if page else 0
+    if pool.indexes[index, at.PENDING]:
+        slot = 0  # the text is not in order yet
+    for _ in range(count):
+        before = at.slot_before(links, slot) if slot > 0 else 0
+        if before == 0:
+            break
+        earlier = int(pool.chains[before, len(at.ORDERS) - 1])
+        for _ in range(STEPS):  # a bucket holds other tokens' positions, too
+            if earlier == 0 or links[earlier >> at.BITS, at.OWNER] != index:
+                break
+            same, mine, theirs = 0, before, earlier
+            while same < least and mine > 0 and theirs > 0 and text[mine] == text[theirs]:
+                same += 1
+                mine, theirs = at.slot_before(links, mine), at.slot_before(links, theirs)
+            if same == least:
+                after = at.slot_after(links, earlier)
+                found += after > 0 and text[after] == text[slot]
+                break
+            earlier = int(pool.chains[earlier, len(at.ORDERS) - 1])
+        slot = before
+    return found
+
+
 @compiled()
 def limit_of(match: int, most: int, depth: int, factor: float, offset: float) -> int:
     """Tokens of a draft behind ``match`` tokens."""

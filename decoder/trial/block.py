@@ -41,6 +41,7 @@ class Made(NamedTuple):
     late_us: float
     groups: Groups
     sessions: frozenset[str] = frozenset()  # of the requests, or their names where they have none
+    foretold: int = 0  # of the tokens, by the requests' own text
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class Account:
     tokens: float = 0.0
     us: float = 0.0
     cost_us: float = 0.0
+    foretold: float = 0.0
     late_us: float = 0.0
     read: bool = False  # whether the drafter has caught up with what others left
     requests: set[str] = field(default_factory=set)
@@ -75,6 +77,7 @@ class Account:
         if part:
             self.taken += 1
             self.tokens += part * made.tokens
+            self.foretold += part * made.foretold
             self.us += part * (made.us - made.late_us)
             self.cost_us += part * (made.cost_us - made.late_us)
             self.requests.update(made.requests)
@@ -107,7 +110,7 @@ class Account:
             side=self.side.name, version=self.side.policy.version,
             publication=self.side.policy.publication, steps=self.taken,
             requests=len(self.requests), tokens=self.tokens, us=self.us, cost_us=self.cost_us,
-            late_us=self.late_us,
+            foretold=self.foretold, late_us=self.late_us,
             groups=tuple(
                 Group(tenant=tenant, workload=workload, tokens=tokens, cost_us=us)
                 for (tenant, workload), (tokens, us) in self.groups.items()

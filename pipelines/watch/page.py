@@ -18,7 +18,7 @@ import numpy as np
 
 from decoder.contracts.bundle import CHAMPION, FIRST
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX, Round
-from decoder.trial.effect import Effect, effect, effect_of
+from decoder.trial.effect import WALL, WIDTH, Effect, effect_in, effect_of, pair_of
 from pipelines.watch.ledger import ARMS, Ledger, Phase
 
 POINTS: Final = 80
@@ -97,12 +97,11 @@ def _within(phase: Phase, rounds: Iterable[Round]) -> list[Round]:
 
 def over_time(rounds: Sequence[Round], side: str) -> list[tuple[float, Effect]]:
     """The rate over ``side``'s as it was known at up to :data:`POINTS` times, oldest first."""
-    pairs = [(r.time, r.block(CHAMPION), r.block(side)) for r in rounds]
-    both = [(time, a, b) for time, a, b in pairs if a is not None and b is not None]
-    mine = np.array([(a.tokens, a.us) for _, a, _ in both])
-    other = np.array([(b.tokens, b.us) for _, _, b in both])
+    pairs = [(r.time, pair_of(r.block(CHAMPION), r.block(side))) for r in rounds]
+    both = [(time, pair) for time, pair in pairs if pair]
+    numbers = np.array([pair for _, pair in both]).reshape(-1, WIDTH)
     ends = reversed(range(len(both), 0, -max(1, math.ceil(len(both) / POINTS))))
-    return [(both[end - 1][0], effect(mine[:end], other[:end])) for end in ends]
+    return [(both[end - 1][0], effect_in(numbers[:end], WALL)) for end in ends]
 
 
 def zone() -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from decoder.drafting.matches import BACK, FULL, MOST, WORK, draft, scratch_for
+from decoder.drafting.matches import BACK, FULL, MOST, WORK, draft, foretold, scratch_for
 from decoder.drafting.pages import (
     CLOCK,
     CLOSED,
@@ -15,6 +15,7 @@ from decoder.drafting.pages import (
     FREE,
     FRESH,
     ORDERS,
+    OWN,
     PAGE,
     append,
     give_page,
@@ -272,3 +273,17 @@ def test_drafts_are_as_good_as_those_of_suffix_trees(factor: float) -> None:
                 at += len(committed)
                 cycles[which] += 1
     assert cycles[0] < 1.03 * cycles[1], cycles
+
+
+@given(st.lists(st.integers(0, 3), min_size=4, max_size=300), st.integers(1, 40))
+@settings(max_examples=100)
+def test_what_the_text_foretold_is_counted_as_by_its_definition(text: list[int], last: int) -> None:
+    texts = Texts(buckets=1024)
+    texts.write(0, 0, text)
+    texts.pool.indexes[1, OWN] = texts.pages[0, 0]
+    naive = 0
+    for at in range(max(len(text) - last, 1), len(text)):
+        before = text[max(at - 3, 0) : at]
+        places = [i for i in range(3, at) if len(before) == 3 and text[i - 3 : i] == before]
+        naive += bool(places) and text[places[-1]] == text[at]
+    assert foretold(texts.pool, 1, last) == naive

@@ -58,6 +58,36 @@ def test_looking_after_every_round_errs_no_more_often_than_stated() -> None:
     assert excluded <= 10  # of 200, at 5%
 
 
+def lucky(rng: np.random.Generator, n: int, ratio: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks that take as long as their text is strange, of which it is known how much is not."""
+    known = rng.beta(1.0, 1.5, (2, n))
+    times = (1.3 - known) * np.exp(rng.normal(0.0, 0.15, (2, n))) / [[ratio], [1.0]]
+    tokens = np.full(n, 16.0)
+    mine, other = (
+        np.stack([tokens, t, 16.0 * k], axis=1) for t, k in zip(times, known, strict=True)
+    )
+    return mine, other
+
+
+def test_what_luck_explains_is_taken_off_and_nothing_else() -> None:
+    mine, other = lucky(np.random.default_rng(6), 200, ratio=1.1)
+    bare, found = effect(mine[:, :2], other[:, :2]), effect(mine, other)
+    assert math.log(found.high / found.low) < 0.6 * math.log(bare.high / bare.low)
+    assert found.low < 1.1 < found.high
+    untold = np.zeros((200, 1))
+    told = [np.hstack([side[:, :2], untold]) for side in (mine, other)]
+    assert effect(*told) == bare
+
+
+def test_with_luck_taken_off_it_errs_no_more_often_than_stated() -> None:
+    rng, excluded = np.random.default_rng(7), 0
+    for _ in range(200):
+        mine, other = lucky(rng, 150)
+        found = [effect(mine[:n], other[:n]) for n in range(FEWEST, 150, 3)]
+        excluded += any(f.low > 1.0 or f.high < 1.0 for f in found)
+    assert excluded <= 10  # of 200, at 5%
+
+
 def test_an_effect_is_seen_and_found_where_it_is() -> None:
     mine, other = pairs(np.random.default_rng(2), 400, ratio=1.2)
     found = effect(mine, other)
