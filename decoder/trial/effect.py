@@ -9,11 +9,11 @@ whoever looks after each round and stops when he likes it is wrong no more often
 That rests on a spread which is known; of few pairs it is not, so the interval is widened as
 Student's is.
 
-Which stretch of text falls to whom is drawn by lot, so a side that got the better copyable ones was
-lucky. How copyable a stretch was is known (``foretold``), and by how much each side's luck differs
-from what both had together: numbers whose mean is 0, whatever the sides do. What of the pairs they
-explain is taken off, as control variates are (Lin, "Agnostic notes on regression adjustments to
-experimental data", arXiv 1208.2301).
+Which stretch of text falls to whom is drawn by lot, so a side that got the more copyable ones was
+lucky; and one that follows a copying side begins where a copy broke off. How copyable a stretch was
+is known (``foretold``), and does not depend on who decided. What of the pairs is explained by how
+far each side's stretches lie from what both had together is taken off, as by control variates (Lin,
+"Agnostic notes on regression adjustments to experimental data", arXiv 1208.2301).
 """
 
 from __future__ import annotations
