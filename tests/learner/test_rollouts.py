@@ -71,7 +71,7 @@ def test_a_comparison_that_fails_is_given_up_and_ends_nothing_else(
     won(learner)
     crew = stage.workers({3: 1.0}, noise=0.5)
     work(learner, lambda: len(pairs_of(learner)) > 10, crew)
-    monkeypatch.setattr(comparison, "effect", fails)
+    monkeypatch.setattr(comparison, "effect_in", fails)
     work(learner, lambda: not learner.rollouts.busy(SCOPE), crew)
     work(learner, stage.tagged(3, trial="ended"), crew)
     step_until(learner, lambda: on_trial(learner) == 0 and stage.standing.trial is None)
