@@ -57,8 +57,8 @@ class Block(BaseModel):
     ``us`` is wall time, ``cost_us`` the same steps at the costs in force, by which a pause of the
     machine is nobody's fault. Both hold ``late_us``: what it took to read, for this side's drafts,
     the text that the drafter had left unread while other sides decided. ``foretold`` are the tokens
-    that went on as the same three tokens had when they last came in the request's own text: luck of
-    the block, and no side's doing.
+    that went on as the same three tokens had when they last came in the request's own text: a fact
+    of the text that fell to the block, whoever decided.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from scipy.stats import norm, t
 from decoder.contracts.bundle import CHAMPION, TRIAL
 from decoder.contracts.trials import PLAIN, Block, Round
 from decoder.trial.effect import FEWEST, effect, effect_of, pairs_to_tell
+
+Drawn = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 
 
 def pairs(rng: np.random.Generator, n: int, ratio: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -49,15 +52,6 @@ def test_no_number_of_a_round_is_too_much_for_it(count: int) -> None:
         assert 0.0 < alike.ratio < math.inf and alike.low <= alike.ratio <= alike.high
 
 
-def test_looking_after_every_round_errs_no_more_often_than_stated() -> None:
-    rng, excluded = np.random.default_rng(1), 0
-    for _ in range(200):
-        mine, other = pairs(rng, 300)
-        found = [effect(mine[:n], other[:n]) for n in range(FEWEST, 300, 3)]
-        excluded += any(f.low > 1.0 or f.high < 1.0 for f in found)
-    assert excluded <= 10  # of 200, at 5%
-
-
 def lucky(rng: np.random.Generator, n: int, ratio: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """Blocks that take as long as their text is strange, of which it is known how much is not."""
     known = rng.beta(1.0, 1.5, (2, n))
@@ -79,11 +73,12 @@ def test_what_luck_explains_is_taken_off_and_nothing_else() -> None:
     assert effect(*told) == bare
 
 
-def test_with_luck_taken_off_it_errs_no_more_often_than_stated() -> None:
-    rng, excluded = np.random.default_rng(7), 0
+@pytest.mark.parametrize(("drawn", "n"), [(pairs, 300), (lucky, 150)])
+def test_looking_after_every_round_errs_no_more_often_than_stated(drawn: Drawn, n: int) -> None:
+    rng, excluded = np.random.default_rng(1), 0
     for _ in range(200):
-        mine, other = lucky(rng, 150)
-        found = [effect(mine[:n], other[:n]) for n in range(FEWEST, 150, 3)]
+        mine, other = drawn(rng, n)
+        found = [effect(mine[:m], other[:m]) for m in range(FEWEST, n, 3)]
         excluded += any(f.low > 1.0 or f.high < 1.0 for f in found)
     assert excluded <= 10  # of 200, at 5%
 

@@ -60,6 +60,10 @@ def test_the_books_hold_every_token_that_a_cycle_committed() -> None:
             assert sum(g.tokens for g in block.groups) == pytest.approx(block.tokens)
             assert sum(g.cost_us for g in block.groups) == pytest.approx(block.cost_us)
             assert {g.workload for g in block.groups} == {"loops"}
+    for side in (PLAIN, SUFFIX, MODEL, CHAMPION):
+        blocks = [a for p in router.turns.rounds for a in p.accounts if a.side.name == side]
+        foretold, tokens = (sum(getattr(a, of) for a in blocks) for of in ("foretold", "tokens"))
+        assert 0.5 * tokens < foretold < tokens, "the text loops, whoever decides"
 
 
 def test_each_side_does_what_it_is_there_for() -> None:
