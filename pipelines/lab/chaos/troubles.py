@@ -9,7 +9,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,10 +34,10 @@ from pipelines.watch.ledger import Ledger
 PARTS: Final = ("broker", "registry", "learner", "worker")
 LOOK_S: Final = 0.1
 PATIENCE_S: Final = 600.0  # vLLM on busy cores takes minutes to start
+ANSWERED_S: Final = 1.0  # in which a broker has answered what was sent
 TAKEOVER_S: Final = 30.0  # in which another learner has to hold the lease of one that died
 
-
-IN_HAND_S = 0.5  # what was fetched before may come so much later
+IN_HAND_S: Final = 0.5  # what was fetched before may come so much later
 
 
 def adds_up(account: Mapping[str, int]) -> bool:
@@ -232,6 +232,9 @@ class Trouble:
     drains: bool = False
 
 
+_BOTH: Final = ("learner", "worker")
+
+
 @contextmanager
 def _sent(number: Signals, names: tuple[str, ...], stage: Stage) -> Iterator[None]:
     for leader in [stage.tree(name)[0] for name in names]:
@@ -247,13 +250,24 @@ _FULL: Final = partial(
     do=lambda process: process.rlimit(RLIMIT_FSIZE, (0, process.rlimit(RLIMIT_FSIZE)[1])),
     undo=lambda process: process.rlimit(RLIMIT_FSIZE, process.rlimit(RLIMIT_FSIZE)[1:] * 2),
 )
-# It saves what it acknowledged, so that losses show.
-_AWAY: Final = partial(Stage.down, name="broker", number=SIGTERM)
+
+
+@contextmanager
+def _away(stage: Stage) -> Iterator[None]:
+    """It saves what it acknowledged, so that losses show; but the embedded one acknowledges for
+    some 0.2 s more after that, and forgets it: so nobody sends while it ends."""
+    with ExitStack() as frozen:
+        for name in _BOTH:
+            frozen.enter_context(_FROZEN(stage, name=name))
+        stage.within(ANSWERED_S)
+        with stage.down("broker", SIGTERM):
+            frozen.close()
+            yield
 
 
 @contextmanager
 def _full_and_away(stage: Stage) -> Iterator[None]:
-    with _FULL(stage, name="worker"), _AWAY(stage):
+    with _FULL(stage, name="worker"), _away(stage):
         yield
 
 
@@ -295,13 +309,12 @@ def _second_learner(stage: Stage) -> Iterator[None]:
 
 
 _GROUPS: Final = [*((name,) for name in PARTS), *itertools.combinations(PARTS, 2)]
-_BOTH: Final = ("learner", "worker")
 TROUBLES: Final = (
     *(
         Trouble(f"{' and '.join(names)} killed", partial(_sent, SIGKILL, names), kills=names)
         for names in sorted(_GROUPS, key=lambda names: "worker" in names)
     ),
-    Trouble("broker away for 60 s", _AWAY, 60.0, hurts=("broker", "learner")),
+    Trouble("broker away for 60 s", _away, 60.0, hurts=("broker", "learner")),
     Trouble("broker frozen for 20 s", partial(_FROZEN, name="broker"), 20.0, hurts=("broker",)),
     Trouble("learner frozen for 20 s", partial(_FROZEN, name="learner"), 20.0, hurts=("learner",)),
     Trouble("disk full for the learner", partial(_FULL, name="learner"), 20.0, hurts=("learner",)),
