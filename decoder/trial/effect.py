@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -29,8 +30,11 @@ from numpy.typing import ArrayLike, NDArray
 from decoder.contracts.trials import Block, Round
 
 ALPHA: Final = 0.05
+NORMAL: Final = NormalDist().inv_cdf(1.0 - ALPHA / 2.0)
 FEWEST: Final = 12
 """Pairs before an interval is given at all: it rests on a central limit."""
+FEWEST_AT_END: Final = 8
+"""The same of an interval that is read once, which is not widened for every earlier look."""
 TIGHTEST: Final = 100
 """Pairs at which the interval is tightest among its kind."""
 Floats = NDArray[np.float64]
@@ -64,12 +68,14 @@ class Effect:
 UNKNOWN: Final = Effect(1.0, 0.0, math.inf, 0)
 
 
-def effect(mine: ArrayLike, other: ArrayLike) -> Effect:
+def effect(mine: ArrayLike, other: ArrayLike, at_end: bool = False) -> Effect:
     """Rate of the one side over the other's.
 
     Args:
         mine: float [n, 2 or 3], tokens, time and tokens foretold of one side, a row a pair.
         other: of the other side, in the same pairs.
+        at_end: the pairs are of a time or of a number that was fixed beforehand, and are looked at
+            once: then Student's interval does, half as wide where pairs are few.
     """
     a, b = (np.asarray(side, np.float64) for side in (mine, other))
     if not a.size:
@@ -81,14 +87,15 @@ def effect(mine: ArrayLike, other: ArrayLike) -> Effect:
         return UNKNOWN
     x, y = a.mean(axis=0), b.mean(axis=0)
     log = math.log(x[0] / x[1]) - math.log(y[0] / y[1])
-    if n < FEWEST:
+    if n < (FEWEST_AT_END if at_end else FEWEST):
         return Effect(_exp(log), 0.0, math.inf, n)
     # What each pair does to the ratio of totals, to first order.
     pulls = (a[:, 0] / x[0] - a[:, 1] / x[1]) - (b[:, 0] / y[0] - b[:, 1] / y[1])
     by_luck, known = _by_luck(pulls, a, b)
     log -= float(by_luck.mean())
     spread = pulls - by_luck
-    half = float(spread.std(ddof=1 + known)) * _widening(n, known)
+    wide = _at_end(n, known) if at_end else _widening(n, known)
+    half = float(spread.std(ddof=1 + known)) * wide
     return Effect(_exp(log), _exp(log - half), _exp(log + half), n)
 
 
@@ -106,7 +113,7 @@ def _by_luck(pulls: Floats, a: Floats, b: Floats) -> tuple[Floats, int]:
     return luck @ found, int(rank)
 
 
-def effect_of(rounds: Iterable[Round], mine: str, other: str) -> Effect:
+def effect_of(rounds: Iterable[Round], mine: str, other: str, at_end: bool = False) -> Effect:
     """:func:`effect` of two sides over the rounds in which both took part, by wall time; rounds of
     the same requests are one pair."""
     summed: dict[tuple[str, int], NDArray[np.float64]] = {}
@@ -115,13 +122,13 @@ def effect_of(rounds: Iterable[Round], mine: str, other: str) -> Effect:
         if numbers:
             key = unit_of(played)
             summed[key] = summed.get(key, 0.0) + np.array(numbers)
-    return effect_in(np.array(list(summed.values())).reshape(-1, WIDTH), WALL)
+    return effect_in(np.array(list(summed.values())).reshape(-1, WIDTH), WALL, at_end)
 
 
-def effect_in(pairs: NDArray[np.float64], time: int) -> Effect:
+def effect_in(pairs: NDArray[np.float64], time: int, at_end: bool = False) -> Effect:
     """:func:`effect` of pairs [n, WIDTH] by their wall time or by that at the costs in force."""
     columns = [TOKENS, time, FORETOLD]
-    return effect(pairs[:, columns], pairs[:, WIDTH // 2 :][:, columns])
+    return effect(pairs[:, columns], pairs[:, WIDTH // 2 :][:, columns], at_end)
 
 
 def pair_of(mine: Block | None, other: Block | None) -> tuple[float, ...]:
@@ -161,6 +168,12 @@ def _widening(n: int, known: int = 0) -> float:
     """Half the interval after ``n`` pairs, in standard deviations of one, the spread not known, nor
     so many coefficients ``known`` beforehand."""
     return _students(_boundary(n) * math.sqrt(n), n - 1 - known) / math.sqrt(n)
+
+
+def _at_end(n: int, known: int) -> float:
+    """The same for one look: Student's, widened by the share that a pair has in the means that it is
+    held against, as a jackknife does."""
+    return _students(NORMAL, n - 1 - known) * math.sqrt(n) / (n - 1)
 
 
 def _boundary(n: int) -> float:

@@ -30,15 +30,15 @@ from pipelines.reports import Shown, write_json, write_text
 from pipelines.stack.processes import wait_until
 from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, Stack, running
 from pipelines.watch.ledger import Ledger, Observer
-from pipelines.watch.page import ALL, NAMES, as_text, is_bounded, record, render, uplifts
+from pipelines.watch.page import ALL, NAMES, as_text, record, render, uplifts
 from pipelines.workloads import prompts
 
 DEFAULT_MINUTES: Final = 7.0
 WHOLE_SECONDS: Final = 540.0
 """When the traffic of a demo whose length was not asked for ends, however slow the start was."""
-CLEAR: Final = 1.2
-"""A phase is over once each comparison of it says which is faster, or has an interval whose ends
-are no further apart than this factor."""
+ENOUGH: Final = 20
+"""Pairs of each comparison after which a phase is over. By their number, and not by what they say:
+so the interval need not be widened for every earlier look."""
 SHORTEST_SECONDS: Final = 60.0
 ALL_PHASES_SECONDS: Final = 240.0
 """Below this, further phases would leave none of them time to learn in."""
@@ -77,13 +77,11 @@ def traffic_seconds(minutes: float | None, spent: float) -> float:
     return max(SHORTEST_SECONDS, min(DEFAULT_MINUTES * 60.0, WHOLE_SECONDS - spent))
 
 
-def is_clear(ledger: Ledger) -> bool:
-    """Whether the running phase has pairs enough: see :data:`CLEAR`."""
+def has_enough(ledger: Ledger) -> bool:
+    """Whether the running phase has pairs enough: see :data:`ENOUGH`."""
     phase = ledger.phases[-1]
-    effects = uplifts(list(ledger.rounds), [phase])[phase.name].values()
-    return all(
-        is_bounded(e) and (e.low > 1.0 or e.high < 1.0 or e.high < CLEAR * e.low) for e in effects
-    )
+    effects = uplifts(list(ledger.rounds), [phase])[phase.traffic].values()
+    return all(one.pairs >= ENOUGH for one in effects)
 
 
 def run(
@@ -180,10 +178,8 @@ def _run_phases(
 def _is_over(ledger: Ledger, by_hand: int) -> bool:
     """Whether the running phase has shown what it is for."""
     if by_hand:
-        found = outcome(ledger, by_hand)
-        if found["relieved_s"] is None and found["taken_back_s"] is None:
-            return False
-    return is_clear(ledger)
+        return outcome(ledger, by_hand)["taken_back_s"] is not None
+    return has_enough(ledger)
 
 
 def _wait_until_learned(stack: Stack, ledger: Ledger, before: int) -> None:

@@ -39,7 +39,8 @@ def summarise(
     windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])
     rounds = list(ledger.rounds)
     consumed = ledger.consumed - consumed_before
-    found = uplifts(rounds, ledger.phases)
+    found = uplifts(rounds, ledger.phases, at_end=True)
+    kinds = [name for name in found if name != ALL]
     summary: Summary = {
         "date": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         "duration_s": round(max((p.ended for p in ledger.phases), default=began) - began, 1),
@@ -49,9 +50,10 @@ def summarise(
         "tokens": requests.get("tokens", 0),
         "uplift": {
             f"over_{side}": as_dict(whole)
-            | {"phases": {p.name: as_dict(found[p.name][side]) for p in ledger.phases}}
+            | {"kinds": {kind: as_dict(found[kind][side]) for kind in kinds}}
             for side, whole in found[ALL].items()
         },
+        "best_and_worst": {kind: best_and_worst(found[kind]) for kind in kinds},
         "rounds": len(rounds),
         "events_produced": ledger.produced,
         "events_consumed": consumed,
@@ -65,7 +67,7 @@ def summarise(
         "phases": [
             {"name": p.name, "workloads": p.workloads, "from_s": round(p.began - began, 1)}
             | {"to_s": round(p.ended - began, 1), **asdict(window)}
-            | {"tok_per_s": rate_in(p, rounds), "best_and_worst": best_and_worst(found[p.name])}
+            | {"tok_per_s": rate_in(p, rounds), "kind": p.traffic}
             for p, window in zip(ledger.phases, windows, strict=True)
         ],
         "mistake": mistake,
@@ -104,9 +106,13 @@ def _notes(summary: Summary) -> list[str]:
     return [learned] * (not summary["policy_versions_applied"]) + [told] * bool(open_)
 
 
+def _interval(one: Mapping[str, float]) -> str:
+    return f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
+
+
 def _speed(summary: Summary) -> str:
     known = [
-        f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f}) times those of {_named(side)}"
+        f"{_interval(one)} times those of {_named(side)}"
         for side, one in summary["uplift"].items()
         if one["low"] is not None
     ]
@@ -116,19 +122,17 @@ def _speed(summary: Summary) -> str:
 
 
 def _choice(summary: Summary) -> str:
-    told = [(p["name"], p["best_and_worst"]) for p in summary["phases"] if p["best_and_worst"]]
+    told = []
+    for kind, ends in summary["best_and_worst"].items():
+        if ends:
+            (best, beside), (worst, over) = (
+                (NAMES[side], _interval(summary["uplift"][f"over_{side}"]["kinds"][kind]))
+                for side in ends
+            )
+            told.append(f"{kind}: {beside} times {best}, {over} times {worst}")
     if not told:
-        return "Which fixed method is best or worst in a phase cannot be told from this run."
-
-    def ratio(phase: str, side: str) -> float:
-        return float(summary["uplift"][f"over_{side}"]["phases"][phase]["ratio"])
-
-    worst = [f"{NAMES[w]} in '{name}' ({ratio(name, w):.2f} times)" for name, (_, w) in told]
-    beside = [ratio(name, best) for name, (best, _) in told]
-    return (
-        f"Furthest behind it was {', '.join(worst)}; beside the best fixed method of each of these "
-        f"phases it made {min(beside):.2f} to {max(beside):.2f} times the tokens a second."
-    )
+        return "Which fixed method is best or worst cannot be told from this run."
+    return f"Beside the best and the worst fixed method of each traffic it made, {'; '.join(told)}."
 
 
 def _guard(summary: Summary) -> str:
@@ -165,20 +169,12 @@ def _learning(summary: Summary) -> str:
 
 
 def _trust(summary: Summary) -> str:
-    plain = summary["uplift"].get("over_plain", {"phases": {}})["phases"]
-    phases = {name: one for name, one in plain.items() if one["high"] is not None}
-    slower = [name for name, one in phases.items() if one["high"] < 1.0]
-    pace = "no phase was long enough to compare it with plain decoding"
-    if slower:
-        pace = f"it was slower than plain decoding in {', '.join(slower)}"
-    elif phases:
-        worst = min(phases, key=lambda name: float(phases[name]["ratio"]))
-        one = phases[worst]
-        made = f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
-        pace = f"its worst phase ({worst}) made {made} times plain decoding"
-    failed = summary["requests_failed"]
+    plain = summary["uplift"].get("over_plain", {"kinds": {}})["kinds"]
+    slower = [kind for kind, one in plain.items() if one["high"] is not None and one["high"] < 1.0]
+    pace = f"it was slower than plain decoding in {', '.join(slower)}; " if slower else ""
+    lost, failed = summary["events_lost"] or "none", summary["requests_failed"]
     return (
-        f"Through {max(0, len(summary['phases']) - 1)} announced changes of traffic {pace}; of "
-        f"{summary['events_produced']} draft events {summary['events_lost'] or 'none'} were lost, "
-        f"of {summary['requests_answered'] + failed} requests {failed or 'none'} failed."
+        f"Through {max(0, len(summary['phases']) - 1)} announced changes of traffic {pace}"
+        f"{lost} of {summary['events_produced']} draft events were lost, "
+        f"and {failed or 'none'} of {summary['requests_answered'] + failed} requests failed."
     )

@@ -26,25 +26,26 @@ FAILURES_ALLOWED: Final = 5
 
 @dataclass(frozen=True)
 class Plan:
-    """One phase to come: its share of the whole time, the workloads it alternates, how many
-    sessions send at a time, and what is wrong meanwhile: the worker's drafter is ``broken``, or a
-    policy that drafts nothing is made champion by ``mistake``."""
+    """One phase to come: its share of the whole time, the workloads it alternates, the ``kind`` that
+    it is compared as, how many sessions send at a time, and what is wrong meanwhile: the worker's
+    drafter is ``broken``, or a policy that drafts nothing is made champion by ``mistake``."""
 
     name: str
     workloads: tuple[str, ...]
     share: float
+    kind: str
     sessions: int = MOST_SESSIONS
     broken: bool = False
     mistake: bool = False
 
 
 PLANS: Final = (
-    Plan("one agent", ("edits", "tools"), 0.16, sessions=1),
-    Plan("three agents", ("edits", "tools"), 0.18),
-    Plan("conversation", ("chat", "code"), 0.18),
-    Plan("drafter broken", ("chat", "code"), 0.14, broken=True),
-    Plan("drafter mended", ("chat", "code"), 0.18),
-    Plan("bad policy", ("edits", "tools"), 0.16, mistake=True),
+    Plan("one agent", ("edits", "tools"), 0.16, "agents", sessions=1),
+    Plan("three agents", ("edits", "tools"), 0.18, "agents"),
+    Plan("conversation", ("chat", "code"), 0.16, "conversation"),
+    Plan("drafter broken", ("chat", "code"), 0.2, "broken drafter", broken=True),
+    Plan("drafter mended", ("chat", "code"), 0.16, "conversation"),
+    Plan("bad policy", ("edits", "tools"), 0.14, "bad policy", mistake=True),
 )
 
 
@@ -71,7 +72,7 @@ class Traffic:
         """From now on send ``plan``'s workloads; requests under way finish as they are."""
         with self._lock:
             self._end_phase()
-            self.ledger.phases.append(Phase(plan.name, plan.workloads, time.time()))
+            self.ledger.phases.append(Phase(plan.name, plan.workloads, time.time(), kind=plan.kind))
             self._next = interleaved(plan.workloads, seed=seed)
             self._sessions = plan.sessions
         while len(self._threads) < MOST_SESSIONS:

@@ -95,12 +95,19 @@ Timed = TypeVar("Timed", WorkerStatus, LearnerStatus, Round)
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of one kind of traffic; ``ended`` is infinite while it lasts."""
+    """A stretch of traffic; ``ended`` is infinite while it lasts. Phases of one ``kind`` are compared
+    as one."""
 
     name: str
     workloads: tuple[str, ...]
     began: float  # seconds since the epoch
     ended: float = math.inf
+    kind: str = ""
+
+    @property
+    def traffic(self) -> str:
+        """What it is compared as."""
+        return self.kind or self.name
 
 
 @dataclass(frozen=True)

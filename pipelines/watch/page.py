@@ -68,12 +68,19 @@ def compared(rounds: Sequence[Round]) -> list[str]:
     return [side for side in NAMES if side in played] or [PLAIN]
 
 
-def uplifts(rounds: Sequence[Round], phases: Iterable[Phase]) -> dict[str, dict[str, Effect]]:
-    """Rates over each other side's by the clock, by side, of each phase by its name and of
-    :data:`ALL`. A round belongs to the phase in which it ended."""
-    parts = {p.name: _within(p, rounds) for p in phases} | {ALL: list(rounds)}
-    sides = compared(rounds)
-    return {n: {s: effect_of(part, CHAMPION, s) for s in sides} for n, part in parts.items()}
+def uplifts(
+    rounds: Sequence[Round], phases: Iterable[Phase], at_end: bool = False
+) -> dict[str, dict[str, Effect]]:
+    """Rates over each other side's by the clock, by side, of the phases of each kind and of
+    :data:`ALL`. A round belongs to the phase in which it ended. ``at_end``: of a run whose length
+    did not depend on them (:func:`decoder.trial.effect.effect`)."""
+    parts: dict[str, list[Round]] = {}
+    for phase in phases:
+        parts.setdefault(phase.traffic, []).extend(_within(phase, rounds))
+    parts[ALL], sides = list(rounds), compared(rounds)
+    return {
+        n: {s: effect_of(part, CHAMPION, s, at_end) for s in sides} for n, part in parts.items()
+    }
 
 
 def best_and_worst(sides: Mapping[str, Effect]) -> tuple[str, str] | None:
@@ -203,7 +210,7 @@ def record(
         facts: further figures by name.
     """
     rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
-    found = uplifts(rounds, ledger.phases)
+    found = uplifts(rounds, ledger.phases, bool(ledger.phases))  # they end, and are looked at once
     times = [*(s.time for s in ledger.statuses), *(r.time for r in rounds)] or [time.time()]
     began, ended = min(times), max(times)
     if ledger.phases:

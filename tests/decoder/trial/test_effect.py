@@ -12,7 +12,7 @@ from scipy.stats import norm, t
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
 from decoder.contracts.trials import PLAIN, Block, Round
-from decoder.trial.effect import FEWEST, effect, effect_of, pairs_to_tell
+from decoder.trial.effect import FEWEST, FEWEST_AT_END, effect, effect_of, pairs_to_tell
 
 Drawn = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 
@@ -81,6 +81,16 @@ def test_looking_after_every_round_errs_no_more_often_than_stated(drawn: Drawn, 
         found = [effect(mine[:m], other[:m]) for m in range(FEWEST, n, 3)]
         excluded += any(f.low > 1.0 or f.high < 1.0 for f in found)
     assert excluded <= 10  # of 200, at 5%
+
+
+@pytest.mark.parametrize("n", [FEWEST_AT_END, 24])
+@pytest.mark.parametrize("drawn", [pairs, lucky])
+def test_an_interval_of_one_look_errs_no_more_often_than_stated(drawn: Drawn, n: int) -> None:
+    rng, wrong = np.random.default_rng(5), 0
+    for _ in range(400):
+        found = effect(*drawn(rng, n), at_end=True)
+        wrong += found.low > 1.0 or found.high < 1.0
+    assert wrong <= 30  # of 400, at 5%: more come once in 160 times
 
 
 def test_an_effect_is_seen_and_found_where_it_is() -> None:
