@@ -171,8 +171,8 @@ def _widening(n: int, known: int = 0) -> float:
 
 
 def _at_end(n: int, known: int) -> float:
-    """The same for one look: Student's, widened by the share that a pair has in the means that it is
-    held against, as a jackknife does."""
+    """The same for one look: Student's, widened as a jackknife is, by the share that a pair has in
+    the means that it is held against."""
     return _students(NORMAL, n - 1 - known) * math.sqrt(n) / (n - 1)
 
 

@@ -95,8 +95,8 @@ Timed = TypeVar("Timed", WorkerStatus, LearnerStatus, Round)
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of traffic; ``ended`` is infinite while it lasts. Phases of one ``kind`` are compared
-    as one."""
+    """A stretch of traffic; ``ended`` is infinite while it lasts. Those of one ``kind`` are
+    compared as one."""
 
     name: str
     workloads: tuple[str, ...]
