@@ -27,7 +27,8 @@ FAILURES_ALLOWED: Final = 5
 @dataclass(frozen=True)
 class Plan:
     """One phase to come: its share of the whole time, the workloads it alternates, the ``kind``
-    that it is compared as, how many sessions send at a time, and what is wrong: the worker's drafter is ``broken``, or a policy that drafts nothing is made champion by ``mistake``."""
+    that it is compared as, how many sessions send at a time, and what is wrong meanwhile: the
+    worker's drafter is ``broken``, or a policy that drafts nothing is champion by ``mistake``."""
 
     name: str
     workloads: tuple[str, ...]
