@@ -6,8 +6,9 @@ traffic and the machine are like at that time is the same for all. How long it i
 is drawn in tokens of text, with no memory (exponentially): a round begins anywhere in the text with
 the same chance, and not more often where decoding is slow.
 
-Shares are of steps, since that is what a comparison costs. A side with a larger share takes part in
-every round, one with a smaller share in some of them, by lot.
+Shares are of steps, since that is what a comparison costs. The sides that are compared for ever
+have theirs together, and as many blocks each: the slowest would else be in the fewest pairs.
+Whose share comes to more blocks takes part in every round, the others in some of them, by lot.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Turns:
         self.failed: Counter[str] = Counter()
         self.dealing = False
         """Whether anybody is compared with the champion."""
-        self._shares = dict.fromkeys(names, holdout / len(names)) if names and holdout else {}
+        self._names, self._holdout = tuple(names) if holdout else (), holdout
         self._held, self._first = held, first
         self._lots = random.Random(seed)
         self._spoilt: dict[str, Policy] = {}  # policies that failed, by side
@@ -110,7 +111,7 @@ class Turns:
     def next(self, champion: Policy) -> Side | None:
         """Who decides in the step to come; None for the champion, outside of a round."""
         trial = self._held.get(TRIAL)
-        self.dealing = bool(self._shares) or trial is not None
+        self.dealing = bool(self._names) or trial is not None
         if not self.dealing and self._now is None:
             return None
         if self._in_force[0] is not champion or self._in_force[1] is not trial:
@@ -172,26 +173,29 @@ class Turns:
         return made._replace(cost_us=made.cost_us + late, late_us=late if first else 0.0)
 
     def _sides(self) -> dict[str, tuple[Side, float]]:
-        """Those that may take part, with their shares."""
+        """Those that may take part, each with the share that a trial gives it."""
         champion, trial = self._in_force
         assert champion is not None, "asked before a step"
         found = {}
-        for name, share in self._shares.items():
+        for name in self._names:
             side = STOCK.get(name) or Side(FIRST, self._held.get(FIRST, self._first))
-            found[name] = side, share
+            found[name] = side, 0.0
         if trial is not None and trial.share > 0.0:
             found[TRIAL] = Side(TRIAL, trial), trial.share
             first = self._held.get(FIRST, self._first)
             plays = self._spoilt.get(TRIAL) is not trial
             if plays and self._anchors and (FIRST in found or not _alike(champion, first)):
-                found[FIRST] = Side(FIRST, first), max(trial.share, self._shares.get(FIRST, 0.0))
+                found[FIRST] = Side(FIRST, first), trial.share
         return {n: s for n, s in found.items() if self._spoilt.get(n) is not s[0].policy}
 
     def _draw(self) -> None:
         """How far it is to the next round, and with what chance each side will be in it."""
         sides = self._sides()
         steps = {name: self._steps.get(name, LEAD + LENGTH) for name in (*sides, CHAMPION)}
-        due = {name: share / steps[name] for name, (_, share) in sides.items()}  # blocks a step
+        compared = [name for name in self._names if name in sides]
+        due = dict.fromkeys(compared, self._holdout / max(sum(steps[n] for n in compared), 1.0))
+        for name, (_, share) in sides.items():
+            due[name] = max(due.get(name, 0.0), share / steps[name])  # blocks a step
         most = max(due.values(), default=0.0)
         if most < RAREST:
             self._gap = float("inf")
