@@ -22,12 +22,14 @@ class Rollout:
     """One scope: its champion as last seen, the comparison that is on, and its outcome while that
     is being carried out.
 
-    ``asked`` is the version that alias ``trial`` named last, ``said`` the last move in a sentence.
+    ``asked`` and ``pinned`` are what those aliases named last, 0 for nothing, ``said`` is the last
+    move in a sentence.
     ``verdicts`` counts, since the process began, how comparisons that were ours ended.
     """
 
     champion: int = 0
     asked: int = 0
+    pinned: int = 0
     said: str = ""
     one: Comparison | None = None
     outcome: Outcome | None = None
@@ -73,6 +75,10 @@ class Rollout:
             done = self.outcome if self.champion == one.version else None
             ended = one, done or Outcome("give up", why)
             self.end(ended[1])
+        was, self.pinned = self.pinned, standing.pinned or 0
+        if self.pinned != was:
+            pinned = f"version {self.pinned} is pinned"
+            self.said = pinned if self.pinned else f"version {was} is no longer pinned"
         if standing.pinned is None and self.champion:
             if self.champion > before > 0:
                 self.begin("watch", before, self.champion, now)
@@ -100,6 +106,7 @@ class Rollout:
         arrays, one = ({}, None) if self.one is None else self.one.snapshot()
         outcome = None if self.outcome is None else list(astuple(self.outcome))
         numbers = {"champion": self.champion, "asked": self.asked, "said": self.said}
+        numbers["pinned"] = self.pinned
         return under("one.", arrays), {**numbers, "one": one, "outcome": outcome}
 
     @classmethod
@@ -114,6 +121,7 @@ class Rollout:
         return cls(
             int(told["champion"]),
             int(told["asked"]),
+            int(told.get("pinned", 0)),  # a learner of before said nothing of it
             told["said"],
             None if one is None else Comparison.restored((within("one.", arrays), one)),
             None if outcome is None else Outcome(*outcome),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,12 +34,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Wanted = Annotated[str, typer.Argument(help="A version's number, or an alias.")]
 
 
+@contextmanager
+def _asking() -> Iterator[ModuleType]:
+    """The moves, and what stands on a terminal meanwhile: MLflow takes seconds to import, and more
+    beside a worker that computes."""
+    with err.status("asking the registry"):
+        from pipelines.policy import moves
+
+        yield moves
+
+
 @app.command("list")
 def list_(scope: Scope = None, as_json: Json = False) -> None:
     """Every version, newest first; what is served is bold."""
-    from pipelines.policy import moves
-
-    models = [_plain(model) for model in moves.models(scope)]
+    with _asking() as moves:
+        models = [_plain(model) for model in moves.models(scope)]
     if as_json:
         return print_json(models)
     for model in models:
@@ -57,33 +69,33 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Make a version champion; a bundle (*.safetensors) is registered first."""
-    from pipelines.policy import moves
-
-    _say(moves.promote(moves.one_model(scope), version, why, force=force), as_json)
+    with _asking() as moves:
+        done = moves.promote(moves.one_model(scope), version, why, force=force)
+    _say(done, as_json)
 
 
 @app.command()
 def rollback(why: Why = "", scope: Scope = None, as_json: Json = False) -> None:
     """Make the version champion that was so before."""
-    from pipelines.policy import moves
-
-    _say(moves.rollback(moves.one_model(scope), why), as_json)
+    with _asking() as moves:
+        done = moves.rollback(moves.one_model(scope), why)
+    _say(done, as_json)
 
 
 @app.command()
 def pin(version: Wanted, why: Why = "", scope: Scope = None, as_json: Json = False) -> None:
     """Serve a version whatever wins, until it is unpinned."""
-    from pipelines.policy import moves
-
-    _say(moves.pin(moves.one_model(scope), version, why), as_json)
+    with _asking() as moves:
+        done = moves.pin(moves.one_model(scope), version, why)
+    _say(done, as_json)
 
 
 @app.command()
 def unpin(why: Why = "", scope: Scope = None, as_json: Json = False) -> None:
     """Serve the champion again."""
-    from pipelines.policy import moves
-
-    _say(moves.pin(moves.one_model(scope), None, why), as_json)
+    with _asking() as moves:
+        done = moves.pin(moves.one_model(scope), None, why)
+    _say(done, as_json)
 
 
 def _say(move: dict[str, Any], as_json: bool) -> None:

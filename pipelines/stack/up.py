@@ -37,16 +37,16 @@ def up(ports: Ports, page_port: int, home: Home, console: Console) -> NoReturn:
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; everything is stopped by then.
         BrokerError, ProcessError, ModelError, RegistryError: a part did not come up at first.
     """
-    from pipelines.watch.live import serving  # late: who only keeps parts up needs no page
+    from pipelines.watch.live import Beside, serving  # late: who only keeps parts up needs no page
 
     # known before a minute has gone into the rest
     machine.check_free(page_port, "choose another with --page-port")
-    with (
-        running(ports, home, console) as stack,
-        serving(stack.kafka, page_port, stack.tracking_uri) as page,
-    ):
-        console.print(greeting(stack, page, home), highlight=False, soft_wrap=True)
-        keep(stack.parts, stack.children, lambda what: say(console, what))
+    with running(ports, home, console) as stack:
+        logs = {name: part.log for name, part in stack.parts.items()}
+        beside = Beside(stack.tracking_uri, stack.api, first_request(stack), logs)
+        with serving(stack.kafka, page_port, beside) as page:
+            console.print(greeting(stack, page, home), highlight=False, soft_wrap=True)
+            keep(stack.parts, stack.children, lambda what: say(console, what))
 
 
 def say(console: Console, what: str) -> None:
@@ -56,13 +56,18 @@ def say(console: Console, what: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
+def first_request(stack: Stack) -> str:
+    """A command that asks something."""
+    messages = [{"role": "user", "content": "Name three rivers."}]
+    asked = {"model": stack.model, "messages": messages, "max_tokens": 64, "temperature": 0}
+    url = f"{stack.api}/v1/chat/completions -H 'Content-Type: application/json'"
+    return f"curl -s {url} -d '{json.dumps(asked)}'"
+
+
 def greeting(stack: Stack, page: str, home: Home) -> str:
     """Where everything is, and a command for each thing worth trying first, as rich markup."""
     kafka = stack.kafka.bootstrap_servers
-    messages = [{"role": "user", "content": "Name three rivers."}]
-    asked = {"model": stack.model, "messages": messages, "max_tokens": 64, "temperature": 0}
     programs = Path(os.path.relpath(Path(sys.executable).parent))  # .venv/bin, in a checkout
-    request = f"{stack.api}/v1/chat/completions -H 'Content-Type: application/json'"
     text = f"""
 API     {stack.api}/v1
 Page    {page}
@@ -71,7 +76,7 @@ Kafka   {kafka}
 Logs    {home.root / "logs"}
 
 # a request
-curl -s {request} -d '{json.dumps(asked)}'
+{first_request(stack)}
 
 # what worker and learner say, once a second
 {programs / "python"} -m kafka.consumer -b {kafka} -t {STATUS.name}

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from kafka import TopicPartition
 
 from decoder.complaints import Complaints
-from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, Policy, unpack
+from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, FIRST, Policy, unpack
 from decoder.contracts.errors import ContractError
 from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.settings import KafkaSettings
@@ -185,6 +185,13 @@ class Ledger:
         mine = [s for s in list(self.statuses) if s.process == self.statuses[-1].process]
         firsts = _first_of_each(mine, "policy_version")
         return [(s.policy_applied_at or s.time, s.policy_version) for s in firsts]
+
+    def named(self, version: int) -> str:
+        """``v3``; of version 0, which no registry holds, also what it is."""
+        if version:
+            return f"v{version}"
+        is_first = any(s.policy_role == FIRST for s in list(self.statuses) if not s.policy_version)
+        return "v0, the policy that ships" if is_first else "v0, nothing learned"
 
     def alarms(self) -> list[float]:
         """When the learner said that the traffic had changed, seconds since the epoch."""

@@ -9,15 +9,16 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Final
 
 from decoder.complaints import Complaints
-from decoder.contracts.bundle import FIRST
 from decoder.contracts.errors import ProcessError
 from decoder.contracts.redacted import for_anybody
 from decoder.contracts.settings import KafkaSettings
@@ -44,10 +45,50 @@ HOSTS: Final = ("127.0.0.1", "localhost")
 """Names it is asked by. A page of a stranger whose name leads here asks by another."""
 
 
+LOG_BYTES: Final = 1 << 16
+"""Of a log's end, which is what is shown of it."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is there beside the page: the addresses of MLflow and of the API, the command of a first
+    request, and the logs by the name of their part. Empty is not there."""
+
+    tracking_uri: str = ""
+    api: str = ""
+    request: str = ""
+    logs: Mapping[str, Path] = field(default_factory=dict)
+
+    def registry(self, page: str) -> dict[str, str]:
+        """A link to a page of MLflow; to the learner's log where it is no server."""
+        if not self.tracking_uri.startswith("http"):
+            return self.log("learner")
+        return {"label": f"MLflow's {page}", "href": f"{for_anybody(self.tracking_uri)}/#/{page}"}
+
+    def metrics(self) -> dict[str, str]:
+        """A link to the worker's metrics."""
+        return {"label": "its metrics", "href": f"{self.api}/metrics"} if self.api else {}
+
+    def log(self, part: str) -> dict[str, str]:
+        """A link to a part's log."""
+        href = f"/log/{part}" if part in self.logs else ""
+        return {"label": f"the {part}'s log", "href": href} if href else {}
+
+    def tail(self, part: str) -> str:
+        """The end of a part's log.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        with self.logs[part].open("rb") as file:
+            file.seek(max(0, self.logs[part].stat().st_size - LOG_BYTES))
+            return file.read().decode(errors="replace")
+
+
 @contextmanager
-def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator[str]:
+def serving(kafka: KafkaSettings, port: int, beside: Beside) -> Iterator[str]:
     """Serve the page on 127.0.0.1, at ``port`` or a free one; its address. It shows the last hour,
-    and what comes, with a link to the registry at ``tracking_uri`` where that is a server.
+    and what comes.
 
     Neither a broker that is away nor a record that keeps no contract ends it. Whoever asks by
     another name than that of this machine is refused.
@@ -56,17 +97,19 @@ def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator
         ProcessError: the port is taken.
     """
     ledger = Ledger(keep_s=HISTORY_S)
-    registry = for_anybody(tracking_uri) if tracking_uri.startswith("http") else ""
+    nothing = f"Nothing yet: ask something.\n\n{beside.request}".rstrip()
     complaints = Complaints()  # browsers ask every few seconds
     one_at_a_time = threading.Lock()
 
     @lru_cache(1)
     def figures(period: float) -> Record:
-        return record(ledger, TITLE, sentences(ledger, registry))
+        return record(ledger, TITLE, sentences(ledger, beside), nothing=nothing)
 
     def respond(path: str) -> tuple[int, str, str]:
+        if path.removeprefix("/log/") in beside.logs:
+            return 200, "text/plain; charset=utf-8", beside.tail(path.removeprefix("/log/"))
         if path not in ("/", "/figures.json"):
-            return 404, "text/plain", "There is / and /figures.json."
+            return 404, "text/plain", "There is /, /figures.json and /log/ with a part's name."
         with one_at_a_time:
             now = figures(time.monotonic() // FRESH_S)
         if path == "/":
@@ -81,7 +124,7 @@ def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator
                     answer = respond(self.path)
             except Exception:  # noqa: BLE001 -- the next figures may be well again
                 complaints.exception("the page's figures cannot be computed")
-                answer = 503, "text/plain", "The figures cannot be computed now: try again."
+                answer = 503, "text/plain", "That cannot be shown now: try again."
             status, kind, text = answer
             body = text.encode()
             with suppress(OSError):  # who asked has gone
@@ -113,22 +156,24 @@ def serving(kafka: KafkaSettings, port: int, tracking_uri: str = "") -> Iterator
 
 SILENT_S: Final = 15.0
 """A status comes each second: whoever sends none for so long is away, or has ended."""
+BOOTSTRAP: Final = "hvd bootstrap"
+"""What made the policy that ships, as its card says: the first version of a registry is that."""
 CLOSE: Final = 0.05
 """Half the width, as a share, at which an interval is narrow enough to stop waiting for."""
 
 
-def sentences(ledger: Ledger, registry: str = "") -> list[dict[str, str]]:
-    """The four, of the worker seen last and its learner: ``text``, and where one link tells more
-    its ``label`` and ``href``. ``registry`` is MLflow's address, if it has one."""
+def sentences(ledger: Ledger, beside: Beside) -> list[dict[str, str]]:
+    """The four, of the worker seen last and its learner: ``text``, and of the one link that tells
+    more its ``label`` and ``href``."""
     worker = ledger.statuses[-1] if ledger.statuses else None
     learner = ledger.learner[-1] if ledger.learner else None
-    trouble = "; ".join(_troubles(ledger, worker, learner))
-    link = {"label": "the registry", "href": registry} if registry else {}
+    found = list(_troubles(ledger, worker, learner))
+    wrong = f"Wrong now: {'; '.join(what for _, what in found)}." if found else "Nothing is wrong."
     return [
-        {"text": _worth(ledger)},
-        {"text": _in_force(ledger, worker)},
-        {"text": _learned(learner), **link},
-        {"text": f"Wrong now: {trouble}." if trouble else "Nothing is wrong."},
+        {"text": _worth(ledger), **beside.metrics()},
+        {"text": _in_force(ledger, worker), **beside.registry("models")},
+        {"text": _learned(learner), **beside.registry("experiments")},
+        {"text": wrong, **beside.log(found[0][0] if found else "worker")},
     ]
 
 
@@ -162,13 +207,14 @@ def _in_force(ledger: Ledger, worker: WorkerStatus | None) -> str:
     if worker.policy_applied_at:
         since = f" since {datetime.fromtimestamp(worker.policy_applied_at):%H:%M:%S}"
     kept = [p.policy for p in ledger.published if p.policy]
-    origin = {p.version: str(p.provenance.get("origin", "")) for p in kept}
-    made = {LEARNED: "made by the learner", "person": "promoted by a person"}
+    card = next((p.provenance for p in kept if p.version == worker.policy_version), {})
     named = f"Policy version {worker.policy_version}"
-    if not worker.publication or worker.policy_role == FIRST:
-        named = "The policy that ships"
-    elif said := made.get(origin.get(worker.policy_version, "")):
-        named += f", {said},"
+    if not worker.policy_version:
+        named = f"Policy {ledger.named(0)},"
+    elif card.get("origin") == LEARNED:
+        named += ", made by the learner,"
+    elif str(card.get("made_by", "")).startswith(BOOTSTRAP):
+        named += ", the policy that ships,"
     if worker.fallback:
         return f"{named} is in force{since}, but '{worker.fallback}' decides: it is faster now."
     return f"{named} decides{since}."
@@ -186,25 +232,29 @@ def _learned(learner: LearnerStatus | None) -> str:
 
 def _troubles(
     ledger: Ledger, worker: WorkerStatus | None, learner: LearnerStatus | None
-) -> Iterator[str]:
+) -> Iterator[tuple[str, str]]:
+    """What is wrong, each with the part whose log tells more."""
     now = time.time()
     for name, last in (("worker", worker), ("learner", learner)):
         if last is None or now - last.time > SILENT_S:
             quiet = "" if last is None else f" for {now - last.time:.0f} seconds"
-            yield f"the {name} has said nothing{quiet}"
+            yield name, f"the {name} has said nothing{quiet}"
     if worker is not None:
         if worker.faults:
-            faults = f"{worker.faults} faults of the worker"
-            yield f"{faults}, which decoded plainly in those steps: see its log"
+            yield "worker", f"{worker.faults} faults of the worker, which decoded plainly then"
         lost = {**worker.drops, **worker.events_refused, "left at its end": worker.events_failed}
-        if told := ", ".join(f"{count} {why}" for why, count in lost.items() if count):
-            yield f"events of the worker are lost ({told})"
+        if told := _counted(lost):
+            yield "worker", f"events of the worker are lost ({told})"
     if learner is not None:
         if learner.registry_away_since:
-            yield "the registry does not answer: nothing is registered or promoted meanwhile"
+            yield "registry", "the registry does not answer: nothing is registered or promoted"
         if learner.faults:
-            yield f"{learner.faults} records could not be learned from: see the learner's log"
-        if told := ", ".join(f"{count} {why}" for why, count in learner.given_up.items() if count):
-            yield f"registrations and moves were given up ({told})"
+            yield "learner", f"{learner.faults} records could not be learned from"
+        if told := _counted(learner.given_up):
+            yield "learner", f"registrations and moves were given up ({told})"
     if ledger.refused:
-        yield f"{ledger.refused} records could not be read"
+        yield "worker", f"{ledger.refused} records could not be read"
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {why}" for why, count in reasons.items() if count)

@@ -117,24 +117,26 @@ def zone() -> str:
 
 
 def charts(ledger: Ledger, began: float, ended: float) -> list[Record]:
-    """All charts from ``began`` to ``ended``, seconds since the epoch."""
+    """All charts from ``began`` to ``ended``, seconds since the epoch. ``marks`` are upright lines
+    where something changed; a chart that ``is_empty`` has nothing to draw yet."""
     span = {"type": "date", "tickformat": "%H:%M:%S", "range": [_clock(began), _clock(ended)]}
     x = {"title": {"text": f"time of day ({zone()})"}, **span}
-    marks = _marks(ledger, began, ended)
+    marks, ratios, shares = (of(ledger, began, ended) for of in (_marks, _ratios, _shares))
 
-    def chart(name: str, title: str, note: str, y: str, data: list[Record]) -> Record:
-        layout = {"xaxis": x, "yaxis": {"title": {"text": y}}, "shapes": marks}
-        return {"id": name, "title": title, "note": note, "data": data, "layout": layout}
+    def chart(name: str, title: str, note: str, y: Record, data: list[Record]) -> Record:
+        told = {"id": name, "title": title, "note": note, "data": data, "marks": marks}
+        is_empty = not any(sum(one["y"]) for one in data if one.get("hoverinfo") != "skip")
+        return told | {"is_empty": is_empty, "layout": {"xaxis": x, "yaxis": y}}
 
     ratio = (
         "Tokens a second of the policy in force, over those of the other side, from blocks of "
         "steps played in turn on the same requests. The band holds with 95% at all times at once. "
-        "Click a name to see the others."
+        "Click a name to see the others. The axis is logarithmic: twice and half are as far from 1."
     )
     arms = "What a cycle verified: a draft copied from the cache, one of the model, or none."
     return [
-        chart("ratio", "What the service is worth", ratio, "ratio", _ratios(ledger, began, ended)),
-        chart("arms", "Arms", arms, "% of cycles", _shares(ledger, began, ended)),
+        chart("ratio", "What the service is worth", ratio, _ratio_axis(ratios), ratios),
+        chart("arms", "Arms", arms, {"title": {"text": "% of cycles"}}, shares),
     ]
 
 
@@ -159,20 +161,27 @@ def _shares(ledger: Ledger, began: float, ended: float) -> list[Record]:
 
 
 def _marks(ledger: Ledger, began: float, ended: float) -> list[Record]:
-    """Upright lines where something changed, each kind with its name at another height."""
-    found = [(p.began, p.name, "phase", "end") for p in ledger.phases]
-    found += [(at, f"v{v}", "policy", "middle") for at, v in ledger.policy_switches()]
-    found += [(at, "alarm", "alarm", "start") for at in ledger.alarms()]
-    shapes = []
-    for at, text, kind, place in found:
-        if began - 5.0 <= at <= ended:
-            x, colour = _clock(max(at, began)), COLOURS[kind]
-            label = {"text": text, "textposition": place, "textangle": 0, "xanchor": "left"}
-            label |= {"font": {"size": 11, "color": colour}}
-            line = {"color": colour, "width": 1, "dash": "solid" if kind == "phase" else "dot"}
-            ends = {"x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper"}
-            shapes.append({"type": "line", "line": line, "label": label, **ends})
-    return shapes
+    found = [("phase", p.began, p.name) for p in ledger.phases]
+    found += [("policy", at, ledger.named(v)) for at, v in ledger.policy_switches()]
+    found += [("alarm", at, "alarm") for at in ledger.alarms()]
+    return [
+        {"kind": kind, "x": _clock(max(at, began)), "text": text, "colour": COLOURS[kind]}
+        for kind, at, text in found
+        if began - 5.0 <= at <= ended
+    ]
+
+
+TICKS: Final = (0.1, 0.2, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0)
+"""Of the ratios' axis, which ends at the first and the last."""
+
+
+def _ratio_axis(ratios: Sequence[Record]) -> Record:
+    """The axis, logarithmic, of all ratios, whether their names are clicked or not; but for the
+    outermost, since one stalled block of a run's first would stretch it beyond use."""
+    low, high = np.quantile([y for one in ratios for y in one["y"]], (0.05, 0.95))
+    ends = np.log10(np.clip([min(low, TICKS[3]), max(high, TICKS[5])], TICKS[0], TICKS[-1]))
+    ticks = {"tickmode": "array", "tickvals": [*TICKS], "ticktext": [f"{tick:g}" for tick in TICKS]}
+    return {"title": {"text": "ratio"}, "type": "log", "range": ends.tolist(), **ticks}
 
 
 def _ratios(ledger: Ledger, began: float, ended: float) -> list[Record]:
@@ -202,12 +211,14 @@ def record(
     title: str,
     sentences: Sequence[str | Record] = (),
     facts: Mapping[str, str] = MappingProxyType({}),
+    nothing: str = "Nothing was seen.",
 ) -> Record:
     """What the page shows of ``ledger``, ready for JSON; all text of it is shown as text.
 
     Args:
         sentences: text, or records as :func:`pipelines.watch.live.sentences`.
         facts: further figures by name.
+        nothing: what stands in the place of a chart without anything to draw.
     """
     rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
     found = uplifts(rounds, ledger.phases, bool(ledger.phases))  # they end, and are looked at once
@@ -225,6 +236,7 @@ def record(
         "title": title,
         "sentences": [{"text": s} if isinstance(s, str) else s for s in sentences],
         "made": f"{_moment(time.time())} {zone()}",
+        "nothing": nothing,
         "tiles": [_tile(side, whole) for side, whole in found[ALL].items()],
         "charts": charts(ledger, began, max(ended, began + SHORTEST_S)),
         "tables": [table for table in tables if table["rows"]],
@@ -283,8 +295,9 @@ def _version_table(ledger: Ledger) -> Record:
         else:
             share = f", a share of {p.policy.share:.0%}" if p.policy.share else ""
             what = f"published as {p.role} ({p.policy.kind}){share}"
-            events.append((p.time, f"v{p.policy.version}", what))
-    events += [(at, f"v{v}", "in force on the worker") for at, v in ledger.policy_switches()]
+            events.append((p.time, ledger.named(p.policy.version), what))
+    switches = ledger.policy_switches()
+    events += [(at, ledger.named(v), "in force on the worker") for at, v in switches]
     events += [(at, "", "the learner says that the traffic changed") for at in ledger.alarms()]
     events += [(at, "", what) for at, what in ledger.rollout_moves()]
     rows = [[_moment(at), *told] for at, *told in sorted(events, key=lambda e: e[0])[-60:]]

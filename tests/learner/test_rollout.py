@@ -76,6 +76,18 @@ def test_what_alias_trial_names_is_tried_once() -> None:
     assert told(rollout) == ("trial", 7, 5), "nobody has ended it after all"
 
 
+def test_the_last_word_on_a_pin_is_that_it_is_over() -> None:
+    rollout = on_trial()
+    rollout.follow(replace(FIVE, trial=7, pinned=3), NOW)
+    assert rollout.said == "version 3 is pinned"
+    arrays, numbers = rollout.snapshot()
+    for each in (rollout, Rollout.restored((arrays, numbers))):
+        each.follow(FIVE, NOW)
+        assert each.said == "version 3 is no longer pinned"
+        each.follow(replace(FIVE, champion=6), NOW)
+        assert each.said == "version 6 is watched in comparison with version 5"
+
+
 def test_a_rollout_goes_on_from_a_snapshot() -> None:
     rollout = played(on_trial(), 1.1)
     rollout.decide(RULES)

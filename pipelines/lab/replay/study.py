@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
+from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
@@ -36,8 +37,8 @@ from pipelines.stats import Spent, against_best
 
 HYBRID: Final = "hybrid"
 ORACLE: Final = "oracle"
-SHOWN: Final = ("hybrid", "oracle", "suffix", "frequency", "match4", "buckets")
-"""Rules in the table; the JSON holds all."""
+SHOWN: Final = ("hybrid", "oracle", "suffix")
+"""Rules in the table, which fits 80 columns; the JSON holds all."""
 LONGER: Final = 2.0
 """Tokens of a cache draft for each one matched, where a name ends in ``@2``."""
 
@@ -133,7 +134,7 @@ def table(found: dict[str, Any], title: str = "Tokens a unit of time, over greed
         model = max(rate for rule, rate in over.items() if rule.startswith("eagle3"))
         return [f"{rate:.2f}" for rate in (*map(over.__getitem__, SHOWN), model)]
 
-    rates = Table(title=title, caption=_CAPTION)
+    rates = Table(title=title, caption=_CAPTION, box=SIMPLE, padding=0, pad_edge=False)
     rates.add_column("set", overflow="fold", min_width=10)
     for heading in (*SHOWN, "eagle3", "best", "/ best", "/ picked"):
         rates.add_column(heading, justify="right", overflow="fold")

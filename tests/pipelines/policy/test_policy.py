@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from decoder.contracts.bundle import frequency_policy
@@ -16,6 +18,7 @@ from decoder.policy.probes import to_bytes
 from learner.registry import Registry, Standing
 from pipelines.cli import app
 from pipelines.demo.run import promote
+from pipelines.policy import command
 from pipelines.policy.moves import load_policy
 from tests.conftest import random_policy
 from tests.learner.stage import client_of
@@ -60,6 +63,16 @@ def test_list_says_what_is_served_and_why(held: Registry) -> None:
     assert [v["tags"].get("why") for v in model["versions"]] == ["the first", "won", None]
     shown = hvd("list", "--scope", SCOPE[:4])
     assert NAME in shown and "won" in shown
+
+
+def test_a_terminal_says_what_is_waited_for_and_a_pipe_holds_nothing_of_it(
+    held: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_terminal in (True, False):
+        shown = io.StringIO()
+        monkeypatch.setattr(command, "err", Console(file=shown, force_terminal=is_terminal))
+        read("list")
+        assert ("asking the registry" in shown.getvalue()) is is_terminal
 
 
 def test_what_is_promoted_is_rolled_back_as_often_as_it_is_asked_for(held: Registry) -> None:

@@ -18,10 +18,11 @@ from decoder.contracts.bundle import CHAMPION, TRIAL
 from decoder.contracts.errors import ProcessError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import STATUS, TRIALS
+from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.watch import ledger as ledger_module
 from pipelines.watch.ledger import Drafts, Ledger, Phase, Window
-from pipelines.watch.live import sentences, serving
+from pipelines.watch.live import Beside, sentences, serving
 from pipelines.watch.page import ALL, as_dict, as_text, rate_in, record, render, uplifts
 from tests.conftest import until
 from tests.decoder.telemetry.broker import running
@@ -43,9 +44,10 @@ PATH = next((found for name in NAMES if (found := shutil.which(name))), None)
 needs_browser = pytest.mark.skipif(PATH is None, reason="apt-get install chromium-headless-shell")
 
 
-def opened(url: str, dark: bool = False, seconds: float = 10.0) -> str:
+def opened(url: str, dark: bool = False, seconds: float = 10.0, width: int = 1280) -> str:
     """The document at ``url`` after ``seconds`` of its scripts, which the browser does not wait."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    options += [f"--window-size={width},1560"]
     options += ["--blink-settings=preferredColorScheme=0"] if dark else []
     command = [str(PATH), *options, f"--virtual-time-budget={round(1000 * seconds)}", url]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
@@ -74,7 +76,7 @@ def test_a_page_says_what_it_is_worth_what_is_in_force_what_was_learned_and_what
     assert sum(max(d["y"], default=0) for d in charts["arms"]["data"]) == pytest.approx(100.0)
     band, line = charts["ratio"]["data"][1:3]
     assert len(band["y"]) > len(line["y"]) > 5
-    marks = {mark["label"]["text"] for mark in charts["ratio"]["layout"]["shapes"]}
+    marks = {mark["text"] for mark in charts["ratio"]["marks"]}
     assert marks == {"agentic", "conversation", "v1", "v2", "alarm"}
     tables = {table["title"]: table["rows"] for table in figures["tables"]}
     agentic, *_ = tables["Nobody has to choose: ratios of tokens a second"]
@@ -88,7 +90,7 @@ def test_a_page_says_what_it_is_worth_what_is_in_force_what_was_learned_and_what
 
 
 def told(ledger: Ledger) -> list[str]:
-    return [str(one["text"]) for one in sentences(ledger)]
+    return [str(one["text"]) for one in sentences(ledger, Beside())]
 
 
 def test_four_sentences_say_what_a_running_service_comes_to() -> None:
@@ -104,14 +106,29 @@ def test_four_sentences_say_what_a_running_service_comes_to() -> None:
     assert force == "Policy version 2, made by the learner, decides."
     assert f"took in {EVENTS} events, tried 5 candidates and promoted 1; version 2" in learned
     assert wrong == "Nothing is wrong."
-    assert sentences(ledger, "http://m")[2]["href"] == "http://m"
+    logs = {part: Path(part) for part in ("worker", "learner", "registry")}
+    for uri, second, third in (
+        ("http://m", "http://m/#/models", "http://m/#/experiments"),
+        ("sqlite:///mlflow.db", "/log/learner", "/log/learner"),
+    ):
+        links = [one["href"] for one in sentences(ledger, Beside(uri, "http://a", "", logs))]
+        assert links == ["http://a/metrics", second, third, "/log/worker"]
     troubled = {"faults": 2, "events_dropped": 3, "drops": {"queue full": 3}, "fallback": "cache"}
     ledger.add_status(records.worker_status(now, 1, policy_version=2, **troubled))
     ledger.rounds = records.rounds(40, 1000.0, 2.0, {CHAMPION: 40.0, "plain": 40.0})
     worth, force, _, wrong = told(ledger)
     assert "cannot be told yet, about 1 minute more" in worth
-    assert "The policy that ships is in force, but 'cache' decides" in force
+    assert "Policy version 2, made by the learner, is in force, but 'cache' decides" in force
     assert "2 faults" in wrong and "events of the worker are lost (3 queue full)" in wrong
+    for role, named in (("first", "the policy that ships"), ("champion", "nothing learned")):
+        ledger.statuses = [records.worker_status(now, 1, policy_role=role)]
+        assert told(ledger)[1] == f"Policy v0, {named}, decides."
+    ledger.add_status(records.worker_status(now, 1, policy_version=5))
+    ledger.add_policy(now, SCOPE, CHAMPION, replace(first_policy(SCOPE), version=5))
+    assert told(ledger)[1] == "Policy version 5, the policy that ships, decides."
+    away = records.learner_status(now, 10, registry_away_since=now)
+    ledger.add_status(away)
+    assert sentences(ledger, Beside(logs=logs))[3]["href"] == "/log/registry"
     ledger.rounds = ledger.rounds[:6]
     assert "about 1 minute more of such traffic" in told(ledger)[0]
 
@@ -131,6 +148,46 @@ def test_a_browser_draws_the_page_without_a_network_and_runs_no_name(tmp_path: P
     assert "default-src 'none'" in document  # what the browser itself holds the page to
     assert '<b id="run"' not in document and "<img src" not in document
     assert "<title>&lt;/script&gt;" in document
+
+
+TOUCHING = """
+<script>setTimeout(() => {
+  const names = [...document.querySelectorAll(".annotation-text")];
+  const boxes = names.map(e => e.getBoundingClientRect());
+  const beside = (a, b) => a.right <= b.left || b.right <= a.left;
+  const touch = (a, b) => !beside(a, b) && a.top < b.bottom && b.top < a.bottom;
+  const count = boxes.filter((a, i) => boxes.some((b, k) => k > i && touch(a, b))).length;
+  document.title = `${boxes.length} names, ${count} touch, ${document.body.scrollWidth} wide`;
+}, 3000)</script>"""
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 500])  # a headless window is no narrower
+def test_names_of_versions_and_phases_do_not_touch_however_fast_they_come(
+    tmp_path: Path, width: int
+) -> None:
+    ledger = records.recorded(phase="a drafter that is broken")
+    for second in range(61, 120, 2):
+        status = records.worker_status(1000.0 + second, 1, policy_version=second)
+        ledger.add_status(status.model_copy(update={"policy_applied_at": 1000 + second}))
+    file = tmp_path / "report.html"
+    file.write_text(render(record(ledger, "A run")) + TOUCHING)
+    document = opened(file.as_uri(), width=width)
+    found = re.search(r"(\d+) names, (\d+) touch, (\d+) wide", document)
+    assert found and int(found[1]) > 8 and found[2] == "0" and int(found[3]) <= width, found
+
+
+def test_one_stalled_block_stretches_no_axis_and_a_chart_without_anything_says_so() -> None:
+    ledger = records.recorded()
+    first = ledger.rounds[0]
+    stalled = first.blocks[1].model_copy(update={"us": 1e9})
+    ledger.rounds[0] = first.model_copy(update={"blocks": (first.blocks[0], stalled)})
+    ratio, arms = record(ledger, "A run")["charts"]
+    low, high = ratio["layout"]["yaxis"]["range"]
+    assert ratio["layout"]["yaxis"]["type"] == "log" and -1.0 <= low < 0.0 < high <= 1.0
+    assert not ratio["is_empty"] and not arms["is_empty"]
+    empty = record(Ledger(), "A run", nothing="ask something")
+    assert [chart["is_empty"] for chart in empty["charts"]] == [True, True]
 
 
 @pytest.fixture(scope="module")
@@ -160,13 +217,14 @@ def detail(url: str) -> str:
 def test_a_browser_reads_the_ratio_off_the_live_page_and_sees_it_change(kafka) -> None:
     began = time.time() - 120.0
     produce(kafka, began, records.FASTER)  # before the page is there: it reads what the topics hold
-    with serving(kafka, 0) as url:
+    with serving(kafka, 0, Beside()) as url:
         until(lambda: "30 pairs" in detail(url))
         document = opened(url, seconds=1.0)
         ratio = float(text_of(document, "over_plain"))
         assert ratio == pytest.approx(1.5, rel=0.03)
         assert text_of(document, "over_plain-detail") == detail(url)
         assert text_of(document, "made").startswith("live")
+        assert "Nothing yet: ask something." in document, "what no draft was seen of"
         assert "rgb(29, 33, 38)" in document, "the ink on a light page"
         produce(kafka, began + 60.0, {**records.FASTER, CHAMPION: 40.0})
         until(lambda: "60 pairs" in detail(url))
@@ -174,9 +232,13 @@ def test_a_browser_reads_the_ratio_off_the_live_page_and_sees_it_change(kafka) -
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
+def address(tmp_path: Path) -> Iterator[str]:
     nowhere = KafkaSettings(bootstrap_servers=f"127.0.0.1:{machine.free_port()}")
-    with serving(nowhere, 0, "http://anna:hunter2@127.0.0.1:9") as address:
+    log = tmp_path / "worker.log"
+    log.write_text("x" * 70_000 + "the last line")
+    registry = "http://anna:hunter2@127.0.0.1:9"
+    beside = Beside(registry, "http://127.0.0.1:8", "curl -s there", {"worker": log})
+    with serving(nowhere, 0, beside) as address:
         yield address
 
 
@@ -185,9 +247,14 @@ def test_the_live_page_is_served_to_this_machine_while_no_broker_is_there(addres
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert detail(address) == "not compared"
     assert "http://127.0.0.1:9" in page.text and "hunter2" not in page.text
-    assert httpx.get(f"{address}/etc/passwd").status_code == 404
+    for path in ("/etc/passwd", "/log/learner", "/log/../worker.log"):
+        assert httpx.get(f"{address}{path}").status_code == 404
+    log = httpx.get(f"{address}/log/worker")
+    assert log.headers["content-type"].startswith("text/plain")
+    assert log.text.endswith("the last line") and len(log.text) == 1 << 16
     port = int(address.rsplit(":", 1)[1])
-    with pytest.raises(ProcessError, match=f"port {port} is taken"), serving(KafkaSettings(), port):
+    taken = pytest.raises(ProcessError, match=f"port {port} is taken")
+    with taken, serving(KafkaSettings(), port, Beside()):
         pass
     for host, status in (("localhost", 200), ("localhost.evil.example:80", 403), ("", 403)):
         asked = httpx.get(f"{address}/figures.json", headers={"Host": host})

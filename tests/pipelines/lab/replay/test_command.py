@@ -106,6 +106,7 @@ def test_a_file_that_cannot_be_used_leaves_the_rest(
     assert "nothing to measure: cannot read" in str(replay(gone).exception)
     shown = replay(*files)
     assert all(word in shown.stdout for word in ("one", "two", "mean"))
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines()) and "…" not in shown.stdout
     assert "one.jsonl:25" in shown.stderr
     assert "labelled drafts" in str(replay(files[0], "--limit", 4).exception)
     refused = replay(files[0], "--tokenizer", tmp_path).exception
