@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,40 +42,14 @@ def save(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> int:
         the bytes written.
 
     Raises:
-        OSError: the disk refuses; the old checkpoint is as it was.
+        OSError: the disk refuses; what :func:`load` finds is as it was.
     """
-    if path.exists():
-        # A second name, not a move: a kill between the two replaces must not leave `path` empty.
-        linked = path.with_suffix(path.suffix + ".link")
-        linked.unlink(missing_ok=True)
-        try:
-            _second(path, linked)
-            linked.replace(previous_of(path))
-        finally:
-            linked.unlink(missing_ok=True)
-    return write(path, arrays, numbers)
+    return write(path, arrays, numbers, previous_of(path))
 
 
-def _second(path: Path, other: Path) -> None:
-    """Let what lies at ``path`` lie at ``other``, too; as a copy where volumes have no links."""
-    try:
-        os.link(path, other)
-    except OSError:
-        shutil.copyfile(path, other)
-        _on_the_disk(other)
-
-
-def _on_the_disk(path: Path) -> None:
-    """Wait until what lies at ``path``, a file or a folder, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> int:
+def write(path: Path, arrays: Arrays, numbers: dict[str, Any], before: Path | None = None) -> int:
     """Put one file at ``path``, whole or not at all, and on the disk when this returns; its bytes.
+    What was there goes to ``before``, if that is named.
 
     Raises:
         OSError: the disk refuses; what was there is as it was.
@@ -91,11 +64,17 @@ def write(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> int:
             size = file.write(save_arrays(arrays, metadata=metadata))
             file.flush()
             os.fsync(file.fileno())
+        if before is not None and path.exists():
+            path.replace(before)
         written.replace(path)
     except BaseException:
         written.unlink(missing_ok=True)  # a part of a file would keep a full disk full
         raise
-    _on_the_disk(path.parent)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
     return size
 
 

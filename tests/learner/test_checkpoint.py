@@ -70,19 +70,6 @@ def test_a_full_disk_keeps_the_old_one_and_no_parts(
         assert offset_at(path) == 2 and sorted(tmp_path.iterdir()) == before
 
 
-def test_where_files_have_one_name_only_the_previous_is_a_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> None:
-        raise PermissionError(errno.EPERM, "no links here")
-
-    monkeypatch.setattr("os.link", refused)
-    path = tmp_path / "c.safetensors"
-    saved(path, 1, 2, 3)
-    assert (offset_at(path), offset_at(checkpoint.previous_of(path))) == (3, 2)
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
 def test_a_damaged_file_falls_back_to_the_previous(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
