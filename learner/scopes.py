@@ -41,12 +41,6 @@ class Entry:
     events: int
     rows: tuple[tuple[str, int, int], ...] = ()
 
-    @classmethod
-    def told(cls, said: Mapping[str, Any]) -> Entry:
-        """Read again."""
-        rows = [(str(file), int(first), int(last)) for file, first, last in said["rows"]]
-        return cls(str(said["file"]), int(said["events"]), tuple(rows))
-
     @property
     def files(self) -> set[str]:
         """All of them."""

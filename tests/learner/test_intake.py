@@ -19,7 +19,7 @@ from learner.lessons import Intake, encode_lessons, lessons_of
 from learner.publish import DeadLetters
 from learner.rows import COLUMNS
 from learner.scope import Scope
-from learner.sequences import Lately, runs_of
+from learner.sequences import Lately
 from learner.settings import LearnerSettings
 from learner.source import Fetched
 from pipelines.machine import free_port
@@ -167,7 +167,7 @@ def test_a_lesson_is_known_again_whatever_lies_between_and_whoever_goes_on() -> 
     sent = [relayed(value) for value in batches(EVENTS, size=10)][::3]  # the others teach nothing
     first = Intake(Kept(), Lately(), relayed=True)
     assert all(first.admit(fetched(value or b"", n)) for n, value in enumerate(sent[:4]))
-    again = Intake(Kept(), Lately(runs_of(first.sequences.known())), relayed=True)
+    again = Intake(Kept(), Lately(first.sequences.known()), relayed=True)
     admitted = [
         again.admit(fetched(value or b"", 50 + n)) is not None for n, value in enumerate(sent)
     ]

@@ -270,7 +270,7 @@ def test_what_was_consumed_and_is_not_learned_is_counted_by_its_reason(
     held.abandon("one", "fault")
     assert held.lost["one"] == {"fault": 40, "disk": 20, "side": 7} and adds_up(held, "one")
     feed(held, "one", 110, 10)
-    state.save(settings, state.State(held, {0: 9}))
+    state.save(settings, state.State(held, offsets={0: 9}))
     again = state.resumed(settings).scopes
     assert adds_up(again, "one") and again.of("one").total == 60
     (tmp_path / "scopes" / again.entries["one"].file).write_bytes(b"gone")
