@@ -57,15 +57,6 @@ class Buffer:
         """Of the rows from ``number`` on the newest ``last``, oldest first, copied."""
         return self.recent(min(last, self.total - number))
 
-    def begun_since(self, number: int, last: int, memory: int) -> Rows:
-        """Of the newest ``last`` rows those of sessions of which there is none among the ``memory``
-        rows before ``number``; oldest first, copied."""
-        numbers = np.arange(self.total - len(self), self.total)
-        sessions = self._ring.session[numbers % self.capacity]
-        older = np.unique(sessions[(numbers < number) & (numbers >= number - memory)])
-        fresh = numbers[(numbers >= number) & ~np.isin(sessions, older)]
-        return self.at(fresh[-last:])
-
     def snapshot(self, since: int = 0) -> Snapshot:
         """Everything :meth:`restored` needs beside the rows before number ``since``."""
         rows = self.since(since, self.capacity)

@@ -55,8 +55,9 @@ PROMISING: Final = math.log(4.0)
 class Contestant:
     """A policy that would be champion, and what speaks for it.
 
-    ``since`` is the row from which on it may be judged, ``judged`` counts clusters, and ``origin``
-    says which learner made it.
+    ``since`` is the row from which on it may be judged, and ``origin`` says which learner made it.
+    ``judged`` counts clusters, ``drafts`` what is in them, and ``gained`` what they brought, in
+    plain steps beyond the gain asked of it.
     """
 
     policy: Policy
@@ -64,6 +65,26 @@ class Contestant:
     origin: str
     bets: Bets = field(default_factory=Bets)
     judged: int = 0
+    drafts: int = 0
+    gained: float = 0.0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """By which figures it won, for the registry."""
+        return {
+            "evidence": self.bets.evidence,
+            "gate_clusters": float(self.judged),
+            "gate_drafts": float(self.drafts),
+            "gain": self.gained / max(self.drafts, 1),
+        }
+
+    @property
+    def reason(self) -> str:
+        """The same in words."""
+        return (
+            f"chooses better: evidence e^{self.bets.evidence:.1f} of {self.judged} clusters, "
+            f"{self.metrics['gain']:.3f} plain steps saved a draft"
+        )
 
 
 class Contest:
@@ -106,6 +127,8 @@ class Contest:
                 if one is not None and cluster.born >= one.since and cluster.before < VOTES:
                     one.bets.take(float(cluster.sums[seat]), float(cluster.sums[SEATS + seat]))
                     one.judged += 1
+                    one.drafts += cluster.rows
+                    one.gained += float(cluster.sums[seat])
 
     def passed(self) -> list[int]:
         """Seats whose evidence suffices, the strongest first."""
@@ -134,7 +157,7 @@ class Contest:
         for seat, one in enumerate(self.seats):
             if one is not None:
                 arrays[f"seat.{seat}"] = _bundle(one.policy)
-                numbers = {"since": one.since, "origin": one.origin, "judged": one.judged}
+                numbers = {name: value for name, value in vars(one).items() if name != "policy"}
                 seats[seat] = numbers | {"bets": one.bets.snapshot()}
         return arrays, {"seats": seats}
 
@@ -150,13 +173,9 @@ class Contest:
         contest.champion = from_bytes(arrays["champion"].tobytes())
         for seat, held in enumerate(numbers["seats"]):
             if held is not None:
-                contest.seats[seat] = Contestant(
-                    from_bytes(arrays[f"seat.{seat}"].tobytes()),
-                    int(held["since"]),
-                    str(held["origin"]),
-                    Bets.restored(held["bets"]),
-                    int(held["judged"]),
-                )
+                policy = from_bytes(arrays[f"seat.{seat}"].tobytes())
+                bets = Bets.restored(held["bets"])
+                contest.seats[seat] = Contestant(policy, **{**held, "bets": bets})
         return contest
 
 

@@ -19,7 +19,7 @@ from decoder.contracts.features import FEATURES
 from learner import train
 from learner.buffer import Buffer, Snapshot
 from learner.checkpoint import under, within
-from learner.clusters import LONG, Clusters
+from learner.clusters import Clusters
 from learner.contest import FIRST, SEATS, Contest, Contestant, mark
 from learner.drift import STREAMS, Alarm, Detector, beyond
 from learner.learners import NAMES, QUICK, Learners
@@ -27,15 +27,13 @@ from learner.losses import faced
 from learner.measured import NOMINAL, Costs, measure
 from learner.rows import COLUMNS, Rows, empty, joined
 from learner.settings import LearnerSettings
-from learner.tune import Verdict, error_of, tuned, verdict_of
+from learner.tune import error_of, tuned
 
 BLOCK: Final = 64
 EVIDENCE: Final = 2 * SEATS
 NUMBERS: Final = EVIDENCE + len(STREAMS)
 """Numbers of a draft that are added up in its cluster: what is for and against each seat, and what
 tells of a change."""
-JUDGED: Final = 4_000
-"""Newest drafts on which the rate of a contestant is simulated."""
 COSTED: Final = 4_000
 PRICED: Final = 1_024
 """Drafts from one look at what steps cost to the next."""
@@ -49,11 +47,10 @@ MAE_MEMORY: Final = 512.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy of version 0 that won, which learner made it, and by which figures."""
+    """A policy of version 0 that won, as the ``contestant`` it was when it did."""
 
     policy: Policy
-    origin: str
-    verdict: Verdict
+    contestant: Contestant
 
 
 class Scope:
@@ -206,22 +203,19 @@ class Scope:
         for seat in self.contest.passed()[:1]:
             one = self.contest.seats[seat]
             assert one is not None
-            costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-            judged = self.buffer.begun_since(one.since, JUDGED, LONG)  # it learned from none
-            champion, evidence = self.champion, one.bets.evidence
-            verdict = verdict_of(one.policy, champion, judged, costs, evidence, one.judged)
             won = replace(one.policy, version=0)
             if seat == FIRST:  # as it is: the registry has it
                 self.contest.seat_first(self.buffer.total)
             else:
-                won = replace(won, provenance=self._provenance(one, verdict, costs))
+                won = replace(won, provenance=self._provenance(one))
                 self.contest.seats[seat] = None
-            self._won = Candidate(won, one.origin, verdict)
+            self._won = Candidate(won, one)
 
-    def _provenance(self, one: Contestant, verdict: Verdict, costs: Costs) -> dict[str, Any]:
+    def _provenance(self, one: Contestant) -> dict[str, Any]:
+        costs = measure(self.buffer.recent(COSTED)) or NOMINAL
         return {
             **one.policy.provenance,
-            "verdict": verdict.reason,
+            "verdict": one.reason,
             "window": self.window(),
             "learner": one.origin,
             "costs": {

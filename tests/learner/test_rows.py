@@ -90,14 +90,6 @@ def test_keeps_the_newest(n: int, capacity: int) -> None:
     assert same(buffer.recent(7), ROWS.take(np.arange(n - min(held, 7), n)))
 
 
-def test_a_session_of_which_something_is_older_did_not_begin_since() -> None:
-    buffer = filled(1_000)
-    fresh = buffer.begun_since(105, 1_000, 1_000)
-    assert same(fresh, ROWS.take(np.arange(110, 300)))
-    assert same(buffer.begun_since(105, 50, 1_000), ROWS.take(np.arange(250, 300)))
-    assert len(buffer.begun_since(300, 50, 1_000)) == 0
-
-
 def test_comes_back_from_a_snapshot_into_any_size() -> None:
     buffer = filled(120)
     for capacity in (120, 60, 500):

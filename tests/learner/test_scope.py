@@ -81,7 +81,7 @@ def test_neither_the_reading_nor_a_restart_changes_anything(sizes: Sequence[int]
 def test_a_new_scope_learns_to_beat_counting() -> None:
     scope = Scope("s", SETTINGS, frequency_policy("s"))
     won = served(scope, rows_of(300, seed=2))
-    assert won and won[0].verdict.gain > 0.05
+    assert won and won[0].contestant.metrics["gain"] > 0.05
     policy = from_bytes(to_bytes(won[0].policy), "s")
     assert policy.kind == "survival" and policy.provenance["costs"]["measured"]
     assert scope.promotions == scope.candidates == len(won) and scope.version == len(won)
@@ -121,7 +121,7 @@ def test_the_first_policy_comes_back_when_the_traffic_does(first: Policy) -> Non
     scope.crown(turned)
     assert served(scope, rows_of(60, seed=6, sign=-1)) == []
     won = served(scope, rows_of(60, seed=7), each=20)
-    assert won[-1].origin == "first"
+    assert won[-1].contestant.origin == "first"
     assert mark(scope.champion) == mark(first) and scope.contest.seats[FIRST] is None
 
 
