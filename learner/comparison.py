@@ -15,10 +15,9 @@ from __future__ import annotations
 import math
 from array import array
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Round
@@ -33,6 +32,7 @@ from decoder.trial.effect import (
     pairs_to_tell,
     unit_of,
 )
+from learner.checkpoint import Tree
 from learner.settings import LearnerSettings
 
 SHARE: Final = 0.1
@@ -100,6 +100,16 @@ class Table:
         """By the costs in force, and by wall time."""
         pairs = np.array(self.numbers, np.float64).reshape(-1, WIDTH)
         return effect_in(pairs, COST), effect_in(pairs, WALL)
+
+    def snapshot(self) -> Tree:
+        """Everything :meth:`restored` needs."""
+        return {"numbers": np.array(self.numbers, np.float64), "last": self.last}
+
+    @classmethod
+    def restored(cls, told: Tree) -> Table:
+        """The table as it was."""
+        last = {str(life): [int(n) for n in each] for life, each in told["last"].items()}
+        return cls(array("d", told["numbers"].tolist()), last)
 
 
 @dataclass(frozen=True)
@@ -215,37 +225,20 @@ class Comparison:
             return told
         return f"a guard against harm, of {HARM:.0%} in {harm:.0f} minutes; {told}"
 
-    def snapshot(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    def snapshot(self) -> Tree:
         """Everything :meth:`restored` needs."""
-        tables = {name: getattr(self, name) for name in _TABLES}
-        arrays = {name: np.array(table.numbers, np.float64) for name, table in tables.items()}
-        last = {f"last_{name}": table.last for name, table in tables.items()}
-        return arrays, {name: getattr(self, name) for name in _NUMBERS} | last
+        tables = {"pairs": self.pairs.snapshot(), "firsts": self.firsts.snapshot()}
+        return {**vars(self), **tables}
 
     @classmethod
-    def restored(cls, snapshot: tuple[dict[str, NDArray[Any]], dict[str, Any]]) -> Comparison:
+    def restored(cls, told: Tree) -> Comparison:
         """The comparison as it was.
 
         Raises:
             KeyError, ValueError, TypeError: the snapshot is not of this version.
         """
-        arrays, told = snapshot
-        tables = {
-            name: Table(
-                array("d", arrays[name].tolist()),
-                {str(life): [int(n) for n in last] for life, last in told[f"last_{name}"].items()},
-            )
-            for name in _TABLES
-        }
-        numbers = {name: told[name] for name in _NUMBERS}
-        return cls(**numbers, pairs=tables["pairs"], firsts=tables["firsts"])
-
-
-_TABLES: Final = ("pairs", "firsts")
-_NUMBERS: Final = (
-    "kind", "version", "over", "share", "since", "number", "seconds", "quiet", "played_at",
-    "heard_at",
-)  # fmt: skip
+        tables = {name: Table.restored(told[name]) for name in ("pairs", "firsts")}
+        return cls(**{**told, **tables})
 
 
 def _of_trial(one: Comparison, settings: LearnerSettings, over: bool) -> Outcome | None:

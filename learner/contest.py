@@ -16,13 +16,14 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
 from decoder.policy.probes import from_bytes, to_bytes
+from learner.checkpoint import Tree
 from learner.clusters import Cluster
 from learner.evidence import Bets
 from learner.losses import Floats
@@ -150,32 +151,31 @@ class Contest:
                 return seat
         return None
 
-    def snapshot(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    def snapshot(self) -> Tree:
         """Everything :meth:`restored` needs, policies included."""
-        arrays = {"first": _bundle(self.first), "champion": _bundle(self.champion)}
-        seats: list[dict[str, Any] | None] = [None] * SEATS
-        for seat, one in enumerate(self.seats):
-            if one is not None:
-                arrays[f"seat.{seat}"] = _bundle(one.policy)
-                numbers = {name: value for name, value in vars(one).items() if name != "policy"}
-                seats[seat] = numbers | {"bets": one.bets.snapshot()}
-        return arrays, {"seats": seats}
+        seats = {
+            str(seat): {
+                **vars(one),
+                "policy": _bundle(one.policy),
+                "bets": one.bets.snapshot(),
+            }
+            for seat, one in enumerate(self.seats)
+            if one is not None
+        }
+        return {"first": _bundle(self.first), "champion": _bundle(self.champion), "seats": seats}
 
     @classmethod
-    def restored(cls, snapshot: tuple[dict[str, NDArray[Any]], dict[str, Any]]) -> Contest:
+    def restored(cls, told: Tree) -> Contest:
         """The contest as it was.
 
         Raises:
             KeyError, ValueError, TypeError, PolicyRefused: the snapshot is not of this version.
         """
-        arrays, numbers = snapshot
-        contest = cls(from_bytes(arrays["first"].tobytes()))
-        contest.champion = from_bytes(arrays["champion"].tobytes())
-        for seat, held in enumerate(numbers["seats"]):
-            if held is not None:
-                policy = from_bytes(arrays[f"seat.{seat}"].tobytes())
-                bets = Bets.restored(held["bets"])
-                contest.seats[seat] = Contestant(policy, **{**held, "bets": bets})
+        contest = cls(from_bytes(told["first"].tobytes()))
+        contest.champion = from_bytes(told["champion"].tobytes())
+        for seat, held in told["seats"].items():
+            policy, bets = from_bytes(held["policy"].tobytes()), Bets.restored(held["bets"])
+            contest.seats[int(seat)] = Contestant(**{**held, "policy": policy, "bets": bets})
         return contest
 
 

@@ -70,7 +70,7 @@ def save(settings: LearnerSettings, state: State) -> int:
     """
     try:
         written = state.scopes.save()
-        written += checkpoint.save(settings.checkpoint_path, *_told_of(state, settings.topic.name))
+        written += checkpoint.save(settings.checkpoint_path, _told_of(state, settings.topic.name))
     except OSError:
         state.scopes.sweep(saved=False)
         raise
@@ -78,32 +78,26 @@ def save(settings: LearnerSettings, state: State) -> int:
     return written
 
 
-def _told_of(state: State, topic: str) -> tuple[checkpoint.Arrays, dict[str, Any]]:
-    arrays: checkpoint.Arrays = {
-        f"waiting.{index}": np.frombuffer(to_bytes(each.policy), np.uint8)
-        for index, each in enumerate(state.waiting)
-    }
-    rollouts = {}
-    for scope, rollout in state.rollouts.items():
-        held, rollouts[scope] = rollout.snapshot()
-        arrays |= checkpoint.under(f"rollout.{scope}.", held)
+def _told_of(state: State, topic: str) -> checkpoint.Tree:
     files = _Files(state.scopes.serial, state.scopes.lost, list(state.scopes.entries.items()))
-    return arrays, {
+    return {
         **_NUMBERS.dump_python(replace(state, topic=topic), mode="json"),
         **_FILES.dump_python(files, mode="json"),
-        "waiting": [_told(each) for each in state.waiting],
-        "rollouts": rollouts,
+        "waiting": {
+            str(index): {**vars(each), "policy": np.frombuffer(to_bytes(each.policy), np.uint8)}
+            for index, each in enumerate(state.waiting)
+        },
+        "rollouts": {scope: rollout.snapshot() for scope, rollout in state.rollouts.items()},
     }
 
 
 def resumed(settings: LearnerSettings) -> State:
     """What the newest sound checkpoint says; an empty state where there is none."""
     fresh = State(Scopes(settings))
-    loaded = checkpoint.load(settings.checkpoint_path)
-    if loaded is None:
+    told = checkpoint.load(settings.checkpoint_path)
+    if told is None:
         log.info("no checkpoint at %s: starting anew", settings.checkpoint_path)
         return fresh
-    arrays, told = loaded
     try:
         numbers, files = _NUMBERS.validate_python(told), _FILES.validate_python(told)
         if numbers.topic != settings.topic.name:
@@ -111,8 +105,8 @@ def resumed(settings: LearnerSettings) -> State:
             return fresh
         return State(
             Scopes(settings, files.scopes, files.serial, files.lost),
-            _waiting(arrays, told["waiting"]),
-            _rollouts(arrays, told["rollouts"]),
+            _waiting(told["waiting"]),
+            _rollouts(told["rollouts"]),
             **vars(numbers),
         )
     except _UNREADABLE as error:
@@ -120,31 +114,27 @@ def resumed(settings: LearnerSettings) -> State:
         return fresh
 
 
-def _waiting(arrays: checkpoint.Arrays, told: list[dict[str, Any]]) -> list[Registration]:
+def _waiting(told: Mapping[str, Any]) -> list[Registration]:
     """Those that can be read: one that cannot must not cost the others, and all the scopes."""
     found = []
-    for index, each in enumerate(told):
+    for index in sorted(told, key=int):
         try:
-            found.append(Registration(from_bytes(arrays[f"waiting.{index}"].tobytes()), **each))
+            policy = from_bytes(told[index]["policy"].tobytes())
+            found.append(Registration(**{**told[index], "policy": policy}))
         except _UNREADABLE as error:
             log.error("a registration that waited is dropped: %s", error)
     return found
 
 
-def _rollouts(arrays: checkpoint.Arrays, told: Mapping[str, Any]) -> dict[str, Rollout]:
+def _rollouts(told: Mapping[str, Any]) -> dict[str, Rollout]:
     """Those that can be read: the trial that is lost with one is begun again."""
     found = {}
     for scope, each in told.items():
-        held = checkpoint.within(f"rollout.{scope}.", arrays)
         try:
-            found[scope] = Rollout.restored((held, each))
+            found[scope] = Rollout.restored(each)
         except _UNREADABLE as error:
             log.error("scope %s: what was compared is not of this version (%r)", scope, error)
     return found
-
-
-def _told(registration: Registration) -> dict[str, Any]:
-    return {name: value for name, value in vars(registration).items() if name != "policy"}
 
 
 _UNREADABLE: Final[tuple[type[Exception], ...]] = (

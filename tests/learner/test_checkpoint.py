@@ -20,12 +20,12 @@ ARRAYS = {"ids": np.arange(5, dtype=np.uint64), "flags": np.array([True, False])
 
 def saved(path: Path, *offsets: int) -> None:
     for offset in offsets:
-        checkpoint.save(path, ARRAYS, {"offset": offset})
+        checkpoint.save(path, {"arrays": ARRAYS, "offset": offset})
 
 
 def offset_at(path: Path) -> int | None:
     loaded = checkpoint.load(path)
-    return None if loaded is None else int(loaded[1]["offset"])
+    return None if loaded is None else int(loaded["offset"])
 
 
 @pytest.mark.parametrize("dies_at", [0, 1])
