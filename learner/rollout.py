@@ -34,7 +34,7 @@ class Rollout:
 
     def begin(self, kind: Kind, version: int, over: int, now: float) -> None:
         """Compare ``version`` with champion ``over`` from now on. Mutates."""
-        self.one, self.outcome = Comparison(kind, version, over, heard_at=now), None
+        self.one, self.outcome = Comparison(kind, version, over, at=now), None
         what = "on trial against" if kind == "trial" else "watched in comparison with"
         self.said = f"version {self.one.subject} is {what} version {self.one.other}"
 
