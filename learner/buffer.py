@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.checkpoint import Tree
 from learner.rows import COLUMNS, Rows, empty, joined
-
-Snapshot = tuple[dict[str, NDArray[Any]], dict[str, Any]]
-"""Arrays and JSON-able numbers: what a part of the learner puts into the checkpoint."""
 
 
 class Buffer:
@@ -57,31 +53,21 @@ class Buffer:
         """Of the rows from ``number`` on the newest ``last``, oldest first, copied."""
         return self.recent(min(last, self.total - number))
 
-    def begun_since(self, number: int, last: int, memory: int) -> Rows:
-        """Of the newest ``last`` rows those of sessions of which there is none among the ``memory``
-        rows before ``number``; oldest first, copied."""
-        numbers = np.arange(self.total - len(self), self.total)
-        sessions = self._ring.session[numbers % self.capacity]
-        older = np.unique(sessions[(numbers < number) & (numbers >= number - memory)])
-        fresh = numbers[(numbers >= number) & ~np.isin(sessions, older)]
-        return self.at(fresh[-last:])
-
-    def snapshot(self, since: int = 0) -> Snapshot:
+    def snapshot(self, since: int = 0) -> Tree:
         """Everything :meth:`restored` needs beside the rows before number ``since``."""
         rows = self.since(since, self.capacity)
-        return {name: getattr(rows, name) for name in COLUMNS}, {"total": self.total}
+        return {"total": self.total, "rows": dict(vars(rows))}
 
     @classmethod
-    def restored(cls, snapshot: Snapshot, capacity: int) -> Buffer:
+    def restored(cls, snapshot: Tree, capacity: int) -> Buffer:
         """A buffer as it was, or its newest part when ``capacity`` has become smaller.
 
         Raises:
             KeyError, ValueError: the snapshot is not one of this version.
         """
-        arrays, numbers = snapshot
-        rows = Rows(**{name: arrays[name] for name in COLUMNS})
+        rows = Rows(**snapshot["rows"])
         held = min(len(rows), capacity)
         buffer = cls(capacity)
-        buffer.total = int(numbers["total"]) - held
+        buffer.total = int(snapshot["total"]) - held
         buffer.add(rows.take(np.arange(len(rows) - held, len(rows))))
         return buffer

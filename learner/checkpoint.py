@@ -1,8 +1,9 @@
 """The learner's state and the offsets it stands for, saved in one atomic write.
 
-A file is safetensors: arrays, and a header with the JSON-able rest and a digest over both. Scopes
-have files of their own (``learner.scopes``), which the checkpoint names: so what did not change is
-not written again, and all of it is in force at once. The previous checkpoint is kept. No pickle.
+A file is safetensors: arrays, and a header with the JSON-able rest, in which each array is named
+where it belongs, and a digest over both. Scopes have files of their own (``learner.scopes``), which
+the checkpoint names: so what did not change is not written again, and all of it is in force at
+once. The previous checkpoint is kept. No pickle.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +26,13 @@ from decoder.contracts.bundle import metadata_of
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = "hvd.learner.v6"
+FORMAT: Final = "hvd.learner.v7"
+ARRAY: Final = "an array"
+"""Stands, with its name, for an array; no key of ours or of anybody's scope has a space."""
 
+Tree = dict[str, Any]
+"""What a part of the learner puts into a file: JSON-able values, and arrays in it or in such
+dictionaries in it."""
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -36,53 +41,27 @@ def previous_of(path: Path) -> Path:
     return path.with_suffix(path.suffix + ".previous")
 
 
-def save(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> int:
+def save(path: Path, tree: Tree) -> int:
     """Replace the checkpoint at ``path``; at every instant a whole one lies there or beside it.
 
     Returns:
         the bytes written.
 
     Raises:
-        OSError: the disk refuses; the old checkpoint is as it was.
+        OSError: the disk refuses; what :func:`load` finds is as it was.
     """
-    if path.exists():
-        # A second name, not a move: a kill between the two replaces must not leave `path` empty.
-        linked = path.with_suffix(path.suffix + ".link")
-        linked.unlink(missing_ok=True)
-        try:
-            _second(path, linked)
-            linked.replace(previous_of(path))
-        finally:
-            linked.unlink(missing_ok=True)
-    return write(path, arrays, numbers)
+    return write(path, tree, previous_of(path))
 
 
-def _second(path: Path, other: Path) -> None:
-    """Let what lies at ``path`` lie at ``other``, too; as a copy where volumes have no links."""
-    try:
-        os.link(path, other)
-    except OSError:
-        shutil.copyfile(path, other)
-        _on_the_disk(other)
-
-
-def _on_the_disk(path: Path) -> None:
-    """Wait until what lies at ``path``, a file or a folder, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> int:
+def write(path: Path, tree: Tree, before: Path | None = None) -> int:
     """Put one file at ``path``, whole or not at all, and on the disk when this returns; its bytes.
+    What was there goes to ``before``, if that is named.
 
     Raises:
         OSError: the disk refuses; what was there is as it was.
     """
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    state = json.dumps({"format": FORMAT, **numbers}, sort_keys=True)
+    arrays: Arrays = {}
+    state = json.dumps({"format": FORMAT, **_parted(tree, "", arrays)}, sort_keys=True)
     metadata = {"state": state, "digest": _digest(arrays, state)}
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_suffix(path.suffix + ".tmp")
@@ -91,15 +70,21 @@ def write(path: Path, arrays: Arrays, numbers: dict[str, Any]) -> int:
             size = file.write(save_arrays(arrays, metadata=metadata))
             file.flush()
             os.fsync(file.fileno())
+        if before is not None and path.exists():
+            path.replace(before)
         written.replace(path)
     except BaseException:
         written.unlink(missing_ok=True)  # a part of a file would keep a full disk full
         raise
-    _on_the_disk(path.parent)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
     return size
 
 
-def load(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
+def load(path: Path) -> Tree | None:
     """The newest sound checkpoint at ``path`` or beside it; None when there is none.
 
     A damaged file is reported and moved aside to ``*.damaged``, so that the next save does not
@@ -117,7 +102,7 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
     return None
 
 
-def read(path: Path) -> tuple[Arrays, dict[str, Any]]:
+def read(path: Path) -> Tree:
     """The file at ``path``.
 
     Raises:
@@ -128,10 +113,30 @@ def read(path: Path) -> tuple[Arrays, dict[str, Any]]:
     metadata = metadata_of(data)
     if metadata["digest"] != _digest(arrays, metadata["state"]):
         raise ValueError("its digest does not match")
-    numbers = json.loads(metadata["state"])
-    if numbers.pop("format") != FORMAT:
+    told = json.loads(metadata["state"])
+    if told.pop("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
-    return arrays, numbers
+    tree: Tree = _whole(told, arrays)
+    return tree
+
+
+def _parted(value: Any, name: str, arrays: Arrays) -> Any:
+    """``value`` without its arrays, which are put under their names. Mutates ``arrays``."""
+    if isinstance(value, np.ndarray):
+        arrays[name] = np.ascontiguousarray(value)
+        return {ARRAY: name}
+    if isinstance(value, dict):
+        return {key: _parted(each, f"{name}.{key}", arrays) for key, each in value.items()}
+    return value
+
+
+def _whole(value: Any, arrays: Arrays) -> Any:
+    """The reverse."""
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {ARRAY}:
+        return arrays[value[ARRAY]]
+    return {key: _whole(each, arrays) for key, each in value.items()}
 
 
 def _digest(arrays: Arrays, state: str) -> str:
@@ -140,13 +145,3 @@ def _digest(arrays: Arrays, state: str) -> str:
         sha.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
         sha.update(arrays[name].tobytes())
     return sha.hexdigest()
-
-
-def under(prefix: str, arrays: Arrays) -> Arrays:
-    """``arrays`` with names that begin with ``prefix``."""
-    return {f"{prefix}{name}": array for name, array in arrays.items()}
-
-
-def within(prefix: str, arrays: Arrays) -> Arrays:
-    """The arrays whose names begin with ``prefix``, without it."""
-    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.checkpoint import Tree
+
 Floats = NDArray[np.float64]
-Snapshot = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
 CAP: Final = 16
 """Drafts of a cluster, about those of a request: with one number for a whole agent's session of
@@ -96,35 +97,34 @@ class Clusters:
             self._born[session] = born, all_rows, closed + 1
         return Cluster(born, rows, sums, closed)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Tree:
         """Everything :meth:`restored` needs."""
         sums = [held for _, _, held in self._open.values()]
-        arrays: dict[str, NDArray[Any]] = {
+        return {
+            "rows": self._rows,
             "open": np.array(list(self._open), np.uint64),
             "counts": np.array([(last, n) for last, n, _ in self._open.values()]).reshape(-1, 2),
             "sums": np.array(sums, np.float64).reshape(-1, self._columns),
             "sessions": np.array(list(self._born), np.uint64),
             "births": np.array(list(self._born.values()), np.int64).reshape(-1, 3),
         }
-        return arrays, {"rows": self._rows}
 
     @classmethod
-    def restored(cls, columns: int, snapshot: Snapshot) -> Clusters:
+    def restored(cls, columns: int, told: Tree) -> Clusters:
         """The clusters as they were.
 
         Raises:
             KeyError, ValueError: the snapshot is not one of this version.
         """
-        arrays, numbers = snapshot
-        if arrays["sums"].shape[1] != columns:
-            raise ValueError(f"clusters of {arrays['sums'].shape[1]} columns, not {columns}")
+        if told["sums"].shape[1] != columns:
+            raise ValueError(f"clusters of {told['sums'].shape[1]} columns, not {columns}")
         found = cls(columns)
-        found._rows = int(numbers["rows"])
+        found._rows = int(told["rows"])
         for session, (last, rows), sums in zip(
-            arrays["open"].tolist(), arrays["counts"].tolist(), arrays["sums"], strict=True
+            told["open"].tolist(), told["counts"].tolist(), told["sums"], strict=True
         ):
             found._open[session] = last, rows, sums.copy()
-        births = arrays["births"].tolist()
-        for session, (born, rows, closed) in zip(arrays["sessions"].tolist(), births, strict=True):
+        births = told["births"].tolist()
+        for session, (born, rows, closed) in zip(told["sessions"].tolist(), births, strict=True):
             found._born[session] = born, rows, closed
         return found

@@ -15,10 +15,9 @@ from __future__ import annotations
 import math
 from array import array
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Round
@@ -33,6 +32,7 @@ from decoder.trial.effect import (
     pairs_to_tell,
     unit_of,
 )
+from learner.checkpoint import Tree
 from learner.settings import LearnerSettings
 
 SHARE: Final = 0.1
@@ -42,12 +42,7 @@ ENOUGH: Final = 24
 HARM: Final = 0.1
 """Loss that a trial is to see soon, where its margin takes longer than its time."""
 GAP_SECONDS: Final = 60.0
-"""A pause between rounds counts as no more: a night without traffic decides nothing."""
-STEP_SECONDS: Final = 10.0
-"""The same between records of drafts."""
-QUIET_SECONDS: Final = 180.0
-"""Traffic without a round after which nobody plays: a round takes seconds, ten times as long where
-a side has a tenth of the steps."""
+"""A pause of the traffic counts as no more: a night without any decides nothing."""
 MOST: Final = 50_000
 """Pairs kept, two megabytes."""
 LIVES: Final = 4_096
@@ -101,6 +96,16 @@ class Table:
         pairs = np.array(self.numbers, np.float64).reshape(-1, WIDTH)
         return effect_in(pairs, COST), effect_in(pairs, WALL)
 
+    def snapshot(self) -> Tree:
+        """Everything :meth:`restored` needs."""
+        return {"numbers": np.array(self.numbers, np.float64), "last": self.last}
+
+    @classmethod
+    def restored(cls, told: Tree) -> Table:
+        """The table as it was."""
+        last = {str(life): [int(n) for n in each] for life, each in told["last"].items()}
+        return cls(array("d", told["numbers"].tolist()), last)
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -119,9 +124,8 @@ class Comparison:
     """Version ``version`` against champion ``over``.
 
     ``since`` is the number of its first publication and ``number`` that of the last, 0 before it
-    is published. ``seconds`` counts time with rounds, ``quiet`` traffic since the last one;
-    ``played_at`` and ``heard_at`` are when the last were read, in seconds since the epoch: workers'
-    clocks may be wrong by any time, either way.
+    is published. ``seconds`` counts time with traffic since then, rounds or drafts, and ``at`` is
+    when the last were read, in seconds since the epoch: workers' clocks may be wrong either way.
     """
 
     kind: Kind
@@ -131,9 +135,7 @@ class Comparison:
     since: int = 0
     number: int = 0
     seconds: float = 0.0
-    quiet: float = 0.0
-    played_at: float = 0.0
-    heard_at: float = 0.0
+    at: float = 0.0
     pairs: Table = field(default_factory=Table)
     firsts: Table = field(default_factory=Table)
 
@@ -155,7 +157,7 @@ class Comparison:
     def published(self, number: int, now: float) -> None:
         """It lies on the policy topic as publication ``number``. Mutates."""
         if not self.number:
-            self.quiet, self.heard_at = 0.0, now
+            self.seconds, self.at = 0.0, now
         self.since, self.number = self.since or number, number
 
     def take(self, played: Round, now: float) -> None:
@@ -172,9 +174,7 @@ class Comparison:
         if ours and mine is not None and 0 < self.since <= mine.publication:
             if numbers := pair_of(mine, champion):
                 self.pairs.add(key, numbers)
-            if self.played_at:
-                self.seconds += min(max(now - self.played_at, 0.0), GAP_SECONDS)
-            self.played_at, self.quiet = now, 0.0
+            self.hear(now)
         elif self.kind == "trial":
             return
         numbers = pair_of(mine, first) if self.kind == "trial" else pair_of(first, champion)
@@ -182,9 +182,9 @@ class Comparison:
             self.firsts.add(key, numbers)
 
     def hear(self, now: float) -> None:
-        """Drafts of the scope were read at ``now``, seconds since the epoch. Mutates."""
-        self.quiet += min(max(now - self.heard_at, 0.0), STEP_SECONDS)
-        self.heard_at = now
+        """Something of the scope was read at ``now``, seconds since the epoch. Mutates."""
+        self.seconds += min(max(now - self.at, 0.0), GAP_SECONDS)
+        self.at = now
 
     def figures(self) -> Figures:
         """What the pairs say so far."""
@@ -192,10 +192,9 @@ class Comparison:
 
     def outcome(self, settings: LearnerSettings) -> Outcome | None:
         """How it ends, if it ends now."""
-        over = self.quiet >= QUIET_SECONDS
+        over = self.seconds >= 60.0 * settings.trial_minutes or self.played >= MOST
         if self.number == 0:
             return Outcome("give up", "its bundle could not be published") if over else None
-        over = over or self.seconds >= 60.0 * settings.trial_minutes or self.played >= MOST
         return (_of_trial if self.kind == "trial" else _of_watch)(self, settings, over)
 
     def wider(self) -> float:
@@ -215,37 +214,20 @@ class Comparison:
             return told
         return f"a guard against harm, of {HARM:.0%} in {harm:.0f} minutes; {told}"
 
-    def snapshot(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    def snapshot(self) -> Tree:
         """Everything :meth:`restored` needs."""
-        tables = {name: getattr(self, name) for name in _TABLES}
-        arrays = {name: np.array(table.numbers, np.float64) for name, table in tables.items()}
-        last = {f"last_{name}": table.last for name, table in tables.items()}
-        return arrays, {name: getattr(self, name) for name in _NUMBERS} | last
+        tables = {"pairs": self.pairs.snapshot(), "firsts": self.firsts.snapshot()}
+        return {**vars(self), **tables}
 
     @classmethod
-    def restored(cls, snapshot: tuple[dict[str, NDArray[Any]], dict[str, Any]]) -> Comparison:
+    def restored(cls, told: Tree) -> Comparison:
         """The comparison as it was.
 
         Raises:
             KeyError, ValueError, TypeError: the snapshot is not of this version.
         """
-        arrays, told = snapshot
-        tables = {
-            name: Table(
-                array("d", arrays[name].tolist()),
-                {str(life): [int(n) for n in last] for life, last in told[f"last_{name}"].items()},
-            )
-            for name in _TABLES
-        }
-        numbers = {name: told[name] for name in _NUMBERS}
-        return cls(**numbers, pairs=tables["pairs"], firsts=tables["firsts"])
-
-
-_TABLES: Final = ("pairs", "firsts")
-_NUMBERS: Final = (
-    "kind", "version", "over", "share", "since", "number", "seconds", "quiet", "played_at",
-    "heard_at",
-)  # fmt: skip
+        tables = {name: Table.restored(told[name]) for name in ("pairs", "firsts")}
+        return cls(**{**told, **tables})
 
 
 def _of_trial(one: Comparison, settings: LearnerSettings, over: bool) -> Outcome | None:
@@ -262,7 +244,7 @@ def _of_trial(one: Comparison, settings: LearnerSettings, over: bool) -> Outcome
         return Outcome("promote", why)
     if not over:
         return None
-    if not one.played_at:
+    if not one.played:
         return Outcome("cannot tell", "no worker played it: the champion stays")
     why = f"cannot tell in its time: {told(found)}; {one.reach(settings) or 'too few pairs'}"
     return Outcome("cannot tell", why)

@@ -16,13 +16,14 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
 from decoder.policy.probes import from_bytes, to_bytes
+from learner.checkpoint import Tree
 from learner.clusters import Cluster
 from learner.evidence import Bets
 from learner.losses import Floats
@@ -55,8 +56,9 @@ PROMISING: Final = math.log(4.0)
 class Contestant:
     """A policy that would be champion, and what speaks for it.
 
-    ``since`` is the row from which on it may be judged, ``judged`` counts clusters, and ``origin``
-    says which learner made it.
+    ``since`` is the row from which on it may be judged, and ``origin`` says which learner made it.
+    ``judged`` counts clusters, ``drafts`` what is in them, and ``gained`` what they brought, in
+    plain steps beyond the gain asked of it.
     """
 
     policy: Policy
@@ -64,6 +66,26 @@ class Contestant:
     origin: str
     bets: Bets = field(default_factory=Bets)
     judged: int = 0
+    drafts: int = 0
+    gained: float = 0.0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """By which figures it won, for the registry."""
+        return {
+            "evidence": self.bets.evidence,
+            "gate_clusters": float(self.judged),
+            "gate_drafts": float(self.drafts),
+            "gain": self.gained / max(self.drafts, 1),
+        }
+
+    @property
+    def reason(self) -> str:
+        """The same in words."""
+        return (
+            f"chooses better: evidence e^{self.bets.evidence:.1f} of {self.judged} clusters, "
+            f"{self.metrics['gain']:.3f} plain steps saved a draft"
+        )
 
 
 class Contest:
@@ -106,6 +128,8 @@ class Contest:
                 if one is not None and cluster.born >= one.since and cluster.before < VOTES:
                     one.bets.take(float(cluster.sums[seat]), float(cluster.sums[SEATS + seat]))
                     one.judged += 1
+                    one.drafts += cluster.rows
+                    one.gained += float(cluster.sums[seat])
 
     def passed(self) -> list[int]:
         """Seats whose evidence suffices, the strongest first."""
@@ -127,36 +151,31 @@ class Contest:
                 return seat
         return None
 
-    def snapshot(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    def snapshot(self) -> Tree:
         """Everything :meth:`restored` needs, policies included."""
-        arrays = {"first": _bundle(self.first), "champion": _bundle(self.champion)}
-        seats: list[dict[str, Any] | None] = [None] * SEATS
-        for seat, one in enumerate(self.seats):
-            if one is not None:
-                arrays[f"seat.{seat}"] = _bundle(one.policy)
-                numbers = {"since": one.since, "origin": one.origin, "judged": one.judged}
-                seats[seat] = numbers | {"bets": one.bets.snapshot()}
-        return arrays, {"seats": seats}
+        seats = {
+            str(seat): {
+                **vars(one),
+                "policy": _bundle(one.policy),
+                "bets": one.bets.snapshot(),
+            }
+            for seat, one in enumerate(self.seats)
+            if one is not None
+        }
+        return {"first": _bundle(self.first), "champion": _bundle(self.champion), "seats": seats}
 
     @classmethod
-    def restored(cls, snapshot: tuple[dict[str, NDArray[Any]], dict[str, Any]]) -> Contest:
+    def restored(cls, told: Tree) -> Contest:
         """The contest as it was.
 
         Raises:
             KeyError, ValueError, TypeError, PolicyRefused: the snapshot is not of this version.
         """
-        arrays, numbers = snapshot
-        contest = cls(from_bytes(arrays["first"].tobytes()))
-        contest.champion = from_bytes(arrays["champion"].tobytes())
-        for seat, held in enumerate(numbers["seats"]):
-            if held is not None:
-                contest.seats[seat] = Contestant(
-                    from_bytes(arrays[f"seat.{seat}"].tobytes()),
-                    int(held["since"]),
-                    str(held["origin"]),
-                    Bets.restored(held["bets"]),
-                    int(held["judged"]),
-                )
+        contest = cls(from_bytes(told["first"].tobytes()))
+        contest.champion = from_bytes(told["champion"].tobytes())
+        for seat, held in told["seats"].items():
+            policy, bets = from_bytes(held["policy"].tobytes()), Bets.restored(held["bets"])
+            contest.seats[int(seat)] = Contestant(**{**held, "policy": policy, "bets": bets})
         return contest
 
 

@@ -11,12 +11,13 @@ there a long and a short memory of how many of their tokens were accepted stand 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from decoder.contracts.features import FloatArray
+from learner.checkpoint import Tree
 from learner.losses import Faced, Floats
 
 STREAMS: Final = ("cache", "model")
@@ -49,12 +50,12 @@ class Alarm:
     stream: str
 
 
+@dataclass
 class Drafter:
     """Chances that a token of a model draft is accepted, over two memories."""
 
-    def __init__(self) -> None:
-        self.held: Floats = np.full(len(MEMORIES), 1.0)
-        self.tried: Floats = np.full(len(MEMORIES), 2.0)
+    held: Floats = field(default_factory=lambda: np.full(len(MEMORIES), 1.0))
+    tried: Floats = field(default_factory=lambda: np.full(len(MEMORIES), 2.0))
 
     def weigh(self, found: Faced) -> Floats:
         """How much better the short memory foresaw the model drafts of ``found``, [n], nats; then
@@ -85,30 +86,29 @@ def beyond(cache: Floats, model: Floats, tried: FloatArray) -> Floats:
     return found
 
 
+@dataclass
 class Watch:
     """Watches one stream: a number counts at most as much as is usual of those before it, up or
     down."""
 
-    def __init__(self, taken: int = 0, usual: float = 0.0, *sums: float) -> None:
-        self.taken, self.usual = taken, usual
-        self._mean, self._sum, self._least = sums or (0.0, 0.0, 0.0)
+    taken: int = 0
+    usual: float = 0.0
+    mean: float = 0.0
+    sum: float = 0.0
+    least: float = 0.0
 
     def take(self, number: float) -> bool:
         """Take in a cluster's number; whether that is an alarm. Mutates."""
         watched, rise = self.taken - SETTLING, 0.0
         if watched >= 0 and self.usual > 0.0:
             outcome = min(max(number / self.usual, -1.0), 1.0)
-            self._mean += (outcome - self._mean) / (watched + 1)
-            self._sum += outcome - self._mean - SLACK
-            self._least = min(self._least, self._sum)
-            rise = self._sum - self._least
+            self.mean += (outcome - self.mean) / (watched + 1)
+            self.sum += outcome - self.mean - SLACK
+            self.least = min(self.least, self.sum)
+            rise = self.sum - self.least
         self.taken += 1
         self.usual += (abs(number) - self.usual) / min(self.taken, MEMORY)
         return watched + 1 >= FEWEST and rise > RISE
-
-    def snapshot(self) -> list[float]:
-        """What it is made of again."""
-        return [self.taken, self.usual, self._mean, self._sum, self._least]
 
 
 class Detector:
@@ -131,22 +131,19 @@ class Detector:
                         self.drafter.settle()
         return alarms
 
-    def snapshot(self) -> dict[str, Any]:
-        """Everything :meth:`restored` needs, JSON-ready."""
-        told: dict[str, Any] = {name: watch.snapshot() for name, watch in self.watches.items()}
-        return told | {"drafter": [self.drafter.held.tolist(), self.drafter.tried.tolist()]}
+    def snapshot(self) -> Tree:
+        """Everything :meth:`restored` needs."""
+        told = {stream: dict(vars(watch)) for stream, watch in self.watches.items()}
+        return told | {"drafter": dict(vars(self.drafter))}
 
     @classmethod
-    def restored(cls, numbers: dict[str, Any]) -> Detector:
+    def restored(cls, told: Tree) -> Detector:
         """The detector as it was.
 
         Raises:
-            KeyError, ValueError, TypeError: the numbers are not of this version.
+            KeyError, TypeError: the numbers are not of this version.
         """
         detector = cls()
-        held, tried = (np.array(column, np.float64) for column in numbers["drafter"])
-        detector.drafter.held, detector.drafter.tried = held, tried
-        for stream in STREAMS:
-            taken, *others = numbers[stream]
-            detector.watches[stream] = Watch(int(taken), *(float(other) for other in others))
+        detector.drafter = Drafter(**told["drafter"])
+        detector.watches = {stream: Watch(**told[stream]) for stream in STREAMS}
         return detector

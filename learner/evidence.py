@@ -19,9 +19,11 @@ the mean.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+
+from learner.checkpoint import Tree
 
 STAKES: Final = np.array([0.1, 0.3, 0.9])
 """Shares of a gambler's wealth that a cluster may cost."""
@@ -59,19 +61,18 @@ class Bets:
             self._held += np.log1p(STAKES * min(max(number / scale, -1.0), 1.0))
             self._exposed = [*self._exposed[1 - MEMORY :], exposed]
 
-    def snapshot(self) -> dict[str, Any]:
-        """Everything :meth:`restored` needs, JSON-ready."""
-        held = [None if np.isneginf(log) else log for log in self._held.tolist()]
-        return {"restarts": self.restarts, "exposed": self._exposed, "held": held}
+    def snapshot(self) -> Tree:
+        """Everything :meth:`restored` needs."""
+        return {"restarts": self.restarts, "exposed": self._exposed, "held": self._held.copy()}
 
     @classmethod
-    def restored(cls, numbers: dict[str, Any]) -> Bets:
+    def restored(cls, told: Tree) -> Bets:
         """Bets as they were.
 
         Raises:
             KeyError, ValueError, TypeError: the numbers are not of this version.
         """
-        bets = cls(bool(numbers["restarts"]))
-        bets._exposed = [float(each) for each in numbers["exposed"]]
-        bets._held[:] = [-np.inf if log is None else float(log) for log in numbers["held"]]
+        bets = cls(bool(told["restarts"]))
+        bets._exposed = [float(each) for each in told["exposed"]]
+        bets._held[:] = told["held"]
         return bets

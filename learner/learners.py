@@ -12,15 +12,14 @@ learned is thrown away.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
 from learner import train
-from learner.buffer import Buffer, Snapshot
-from learner.checkpoint import under, within
+from learner.buffer import Buffer
+from learner.checkpoint import Tree
 from learner.losses import Faced, Floats, bounded, survival_likelihood
 from learner.rows import Rows
 
@@ -113,32 +112,23 @@ class Learners:
             if weight < BEHIND and index != leader:
                 train.take_over(trainers[index], trainers[leader])
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Tree:
         """Everything :meth:`restored` needs."""
-        arrays: dict[str, NDArray[Any]] = {"weights": self.weights}
-        trainers = []
-        for name, trainer in zip(NAMES, self.trainers, strict=False):
-            held, numbers = train.snapshot(trainer)
-            arrays |= under(f"{name}.", held)
-            trainers.append(numbers)
-        return arrays, {"trainers": trainers, "updates": self.updates}
+        trainers = dict(zip(NAMES, map(train.snapshot, self.trainers), strict=False))
+        return {"weights": self.weights, "updates": self.updates, "trainers": trainers}
 
     @classmethod
-    def restored(cls, snapshot: Snapshot) -> Learners:
+    def restored(cls, told: Tree) -> Learners:
         """The networks as they were.
 
         Raises:
             KeyError, ValueError: the snapshot is not one of this version.
         """
-        arrays, numbers = snapshot
         learners = cls()
-        learners.weights, learners.updates = arrays["weights"].copy(), int(numbers["updates"])
-        if numbers["trainers"]:
-            if numbers["trainers"][0]["kind"] != "survival":
+        learners.weights, learners.updates = told["weights"].copy(), int(told["updates"])
+        if told["trainers"]:
+            networks = [train.restored(told["trainers"][name]) for name in NAMES]
+            if networks[0].kind != "survival":
                 raise ValueError("networks of another kind")
-            networks = [
-                train.restored(within(f"{name}.", arrays), held)
-                for name, held in zip(NAMES, numbers["trainers"], strict=True)
-            ]
             learners._abreast = train.abreast(networks)
         return learners

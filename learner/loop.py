@@ -36,6 +36,7 @@ from learner.registry import Registry, Standing
 from learner.rollouts import Rollouts
 from learner.scope import Scope
 from learner.scopes import beginning
+from learner.sequences import Lately, Sequences
 from learner.settings import LearnerSettings
 from learner.shares import Shares
 from learner.source import RETRY_SECONDS, EventSource
@@ -77,8 +78,8 @@ class Learner:
         self.unknown = 0
         shares = self.shares if self.group is None else {}  # of lessons all are learned from
         self.intake = Intake(
-            self.dead, resumed.sequences, resumed.refused, resumed.repeated, shares,
-            relayed=self.group is not None,
+            self.dead, (Lately if self.group else Sequences)(resumed.sequences), resumed.refused,
+            resumed.repeated, shares, relayed=self.group is not None,
         )  # fmt: skip
         self.lease = Lease(kafka, holder_of(settings.state_dir))
         registry = Registry.of(settings)
@@ -146,13 +147,23 @@ class Learner:
             written = state.save(
                 self.settings,
                 state.State(
-                    self.scopes, source.offsets, source.skipped, intake.sequences, intake.refused,
-                    intake.repeated, self.faults, self.registrar.waiting(),
-                    self.publisher.published.numbers, self.rollouts.of,
-                    self.rollouts.source.offsets, self.rollouts.sequences,
-                    source.marks, self.rollouts.source.marks, self.shares,
+                    self.scopes,
+                    self.registrar.waiting(),
+                    self.rollouts.of,
+                    offsets=source.offsets,
+                    marks=source.marks,
+                    skipped=source.skipped,
+                    sequences=intake.sequences.known(),
+                    refused=intake.refused,
+                    repeated=intake.repeated,
+                    faults=self.faults,
+                    published=self.publisher.published.numbers,
+                    round_offsets=self.rollouts.source.offsets,
+                    round_marks=self.rollouts.source.marks,
+                    round_sequences=self.rollouts.sequences.known(),
+                    shares=self.shares,
                 ),
-            )  # fmt: skip
+            )
         except OSError as error:
             log.error("checkpoint not written: %s", error)
             return
@@ -189,7 +200,7 @@ class Learner:
         if alarms:
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
         if won is not None and winner is not None:
-            log.info("scope %s: a candidate won: %s", name, won.verdict.reason)
+            log.info("scope %s: a candidate won: %s", name, won.contestant.reason)
             self.registrar.hand(winner)
 
     def _established(self) -> set[str]:

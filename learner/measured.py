@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -52,17 +52,6 @@ class Costs:
     model_len: float = 0.0  # draft tokens such a cycle verifies
     seen: tuple[int, int, int] = (0, 0, 0)
     measured: bool = True
-
-    @classmethod
-    def restored(cls, numbers: dict[str, Any]) -> Costs:
-        """Costs as ``asdict`` told them, also by way of JSON.
-
-        Raises:
-            KeyError, TypeError: the numbers are not of this version.
-        """
-        none, model, cache = numbers["extra_us"]
-        seen = tuple(numbers["seen"])
-        return cls(**{**numbers, "extra_us": (none, model, cache), "seen": seen})
 
     @property
     def has_model(self) -> bool:

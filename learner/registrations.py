@@ -61,12 +61,13 @@ class Rules:
 def registration_of(scope: Scope, won: Candidate, offsets: Mapping[int, int]) -> Registration:
     """What the registry is told of a candidate that won over the champion of ``scope``, when
     records had been read up to ``offsets``."""
+    one = won.contestant
     return Registration(
         won.policy,
         against=digest_of(scope.champion),
-        params={"learner": won.origin, "champion": scope.version},
-        metrics=won.verdict.metrics(),
-        tags={"verdict": won.verdict.reason, "origin": "learner", **scope.served},
+        params={"learner": one.origin, "champion": scope.version},
+        metrics=one.metrics,
+        tags={"verdict": one.reason, "origin": "learner", **scope.served},
         window={
             **scope.window(),
             "topic": scope.settings.topic.name,

@@ -8,10 +8,9 @@ learner of a scope knows the same. :mod:`learner.rollouts` publishes and moves w
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from learner.checkpoint import Arrays, under, within
+from learner.checkpoint import Tree
 from learner.comparison import Comparison, Kind, Outcome
 from learner.registry import Standing
 from learner.settings import LearnerSettings
@@ -37,7 +36,7 @@ class Rollout:
 
     def begin(self, kind: Kind, version: int, over: int, now: float) -> None:
         """Compare ``version`` with champion ``over`` from now on. Mutates."""
-        self.one, self.outcome = Comparison(kind, version, over, heard_at=now), None
+        self.one, self.outcome = Comparison(kind, version, over, at=now), None
         what = "on trial against" if kind == "trial" else "watched in comparison with"
         self.said = f"version {self.one.subject} is {what} version {self.one.other}"
 
@@ -101,28 +100,28 @@ class Rollout:
             return f"version {asked} was put on trial"
         return "alias trial was taken away" if not asked and one.version == self.asked else ""
 
-    def snapshot(self) -> tuple[Arrays, dict[str, Any]]:
+    def snapshot(self) -> Tree:
         """Everything :meth:`restored` needs."""
-        arrays, one = ({}, None) if self.one is None else self.one.snapshot()
-        outcome = None if self.outcome is None else list(astuple(self.outcome))
         numbers = {"champion": self.champion, "asked": self.asked, "said": self.said}
         numbers["pinned"] = self.pinned
-        return under("one.", arrays), {**numbers, "one": one, "outcome": outcome}
+        one = None if self.one is None else self.one.snapshot()
+        return {
+            **numbers, "one": one, "outcome": None if self.outcome is None else vars(self.outcome),
+        }  # fmt: skip
 
     @classmethod
-    def restored(cls, snapshot: tuple[Arrays, dict[str, Any]]) -> Rollout:
+    def restored(cls, told: Tree) -> Rollout:
         """The rollout as it was.
 
         Raises:
             KeyError, ValueError, TypeError: the snapshot is not of this version.
         """
-        arrays, told = snapshot
         one, outcome = told["one"], told["outcome"]
         return cls(
             int(told["champion"]),
             int(told["asked"]),
             int(told.get("pinned", 0)),  # a learner of before said nothing of it
             told["said"],
-            None if one is None else Comparison.restored((within("one.", arrays), one)),
-            None if outcome is None else Outcome(*outcome),
+            None if one is None else Comparison.restored(one),
+            None if outcome is None else Outcome(**outcome),
         )

@@ -29,6 +29,7 @@ from learner.registrations import LOST, ROLLED_BACK, Move, Moved
 from learner.registry import Standing
 from learner.rollout import Rollout
 from learner.scopes import beginning
+from learner.sequences import Sequences
 from learner.settings import LearnerSettings
 from learner.source import EventSource
 from learner.state import State
@@ -54,7 +55,7 @@ class Rollouts:
     ) -> None:
         self.settings = settings
         self.of = dict(resumed.rollouts)
-        self.sequences = resumed.round_sequences
+        self.sequences = Sequences(resumed.round_sequences)
         self.source = EventSource(
             kafka, resumed.round_offsets, topic=TRIALS, marks=resumed.round_marks
         )

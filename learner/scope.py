@@ -12,30 +12,28 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
 from learner import train
-from learner.buffer import Buffer, Snapshot
-from learner.checkpoint import under, within
-from learner.clusters import LONG, Clusters
+from learner.buffer import Buffer
+from learner.checkpoint import Tree
+from learner.clusters import Clusters
 from learner.contest import FIRST, SEATS, Contest, Contestant, mark
 from learner.drift import STREAMS, Alarm, Detector, beyond
 from learner.learners import NAMES, QUICK, Learners
 from learner.losses import faced
 from learner.measured import NOMINAL, Costs, measure
-from learner.rows import COLUMNS, Rows, empty, joined
+from learner.rows import Rows, empty, joined
 from learner.settings import LearnerSettings
-from learner.tune import Verdict, error_of, tuned, verdict_of
+from learner.tune import error_of, tuned
 
 BLOCK: Final = 64
 EVIDENCE: Final = 2 * SEATS
 NUMBERS: Final = EVIDENCE + len(STREAMS)
 """Numbers of a draft that are added up in its cluster: what is for and against each seat, and what
 tells of a change."""
-JUDGED: Final = 4_000
-"""Newest drafts on which the rate of a contestant is simulated."""
 COSTED: Final = 4_000
 PRICED: Final = 1_024
 """Drafts from one look at what steps cost to the next."""
@@ -49,11 +47,10 @@ MAE_MEMORY: Final = 512.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy of version 0 that won, which learner made it, and by which figures."""
+    """A policy of version 0 that won, as the ``contestant`` it was when it did."""
 
     policy: Policy
-    origin: str
-    verdict: Verdict
+    contestant: Contestant
 
 
 class Scope:
@@ -206,22 +203,19 @@ class Scope:
         for seat in self.contest.passed()[:1]:
             one = self.contest.seats[seat]
             assert one is not None
-            costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-            judged = self.buffer.begun_since(one.since, JUDGED, LONG)  # it learned from none
-            champion, evidence = self.champion, one.bets.evidence
-            verdict = verdict_of(one.policy, champion, judged, costs, evidence, one.judged)
             won = replace(one.policy, version=0)
             if seat == FIRST:  # as it is: the registry has it
                 self.contest.seat_first(self.buffer.total)
             else:
-                won = replace(won, provenance=self._provenance(one, verdict, costs))
+                won = replace(won, provenance=self._provenance(one))
                 self.contest.seats[seat] = None
-            self._won = Candidate(won, one.origin, verdict)
+            self._won = Candidate(won, one)
 
-    def _provenance(self, one: Contestant, verdict: Verdict, costs: Costs) -> dict[str, Any]:
+    def _provenance(self, one: Contestant) -> dict[str, Any]:
+        costs = measure(self.buffer.recent(COSTED)) or NOMINAL
         return {
             **one.policy.provenance,
-            "verdict": verdict.reason,
+            "verdict": one.reason,
             "window": self.window(),
             "learner": one.origin,
             "costs": {
@@ -243,50 +237,40 @@ class Scope:
             **{f"alarms_{stream}": count for stream, count in self.alarms.items()},
         }
 
-    def snapshot(self, since: int = 0) -> Snapshot:
+    def snapshot(self, since: int = 0) -> Tree:
         """Everything :meth:`restored` needs beside the buffer's rows before number ``since``,
         policies included: it must not need the registry."""
-        arrays: dict[str, NDArray[Any]] = {}
-        state: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
-        for name, (held, state[name]) in {
+        return {
+            **{name: getattr(self, name) for name in _NUMBERS},
             "buffer": self.buffer.snapshot(since),
             "learners": self.learners.snapshot(),
             "contest": self.contest.snapshot(),
             "clusters": self._clusters.snapshot(),
-        }.items():
-            arrays |= under(f"{name}.", held)
-        arrays |= under("waiting.", {name: getattr(self._waiting, name) for name in COLUMNS})
-        return arrays, state | {
+            "waiting": dict(vars(self._waiting)),
             "detector": self.detector.snapshot(),
             "alarms": dict(self.alarms),
             "costs": asdict(self._costs),
         }
 
     @classmethod
-    def restored(cls, name: str, settings: LearnerSettings, snapshot: Snapshot) -> Scope:
+    def restored(cls, name: str, settings: LearnerSettings, told: Tree) -> Scope:
         """The scope as it was; what it is fed next has the effect it would have had.
 
         Raises:
             KeyError, ValueError, TypeError, PolicyRefused: the snapshot is not of this version.
         """
-        arrays, state = snapshot
-
-        def part(of: str) -> Snapshot:
-            return within(f"{of}.", arrays), state[of]
-
-        contested = Contest.restored(part("contest"))
+        contested = Contest.restored(told["contest"])
         scope = cls(name, settings, contested.first)
         scope.contest = contested
-        scope.buffer = Buffer.restored(part("buffer"), settings.buffer_events)
-        scope.learners = Learners.restored(part("learners"))
-        scope.detector = Detector.restored(state["detector"])
-        scope._costs = Costs.restored(state["costs"])
-        scope.alarms = {stream: int(state["alarms"][stream]) for stream in STREAMS}
-        scope._clusters = Clusters.restored(NUMBERS, part("clusters"))
-        waiting = within("waiting.", arrays)
-        scope._waiting = Rows(**{column: waiting[column] for column in COLUMNS})
+        scope.buffer = Buffer.restored(told["buffer"], settings.buffer_events)
+        scope.learners = Learners.restored(told["learners"])
+        scope.detector = Detector.restored(told["detector"])
+        scope._costs = _COSTS.validate_python(told["costs"])
+        scope.alarms = {stream: int(told["alarms"][stream]) for stream in STREAMS}
+        scope._clusters = Clusters.restored(NUMBERS, told["clusters"])
+        scope._waiting = Rows(**told["waiting"])
         for number, kind in _NUMBERS.items():
-            setattr(scope, number, kind(state[number]))
+            setattr(scope, number, kind(told[number]))
         return scope
 
 
@@ -299,4 +283,5 @@ _NUMBERS: Final = {
     "_next_contestant": int,
     "_offered": list,
 }
+_COSTS: Final = TypeAdapter(Costs)
 _DRAFT_LEN: Final = FEATURES.index("draft_len")

@@ -11,16 +11,15 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 from safetensors import SafetensorError
 
 from decoder.contracts.bundle import FIRST, Policy, frequency_policy
 from decoder.contracts.errors import ContractError
 from decoder.policy.first import first_or_counting
 from learner import checkpoint
-from learner.rows import COLUMNS
+from learner.rows import Rows, joined
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 
@@ -40,12 +39,6 @@ class Entry:
     file: str
     events: int
     rows: tuple[tuple[str, int, int], ...] = ()
-
-    @classmethod
-    def told(cls, said: Mapping[str, Any]) -> Entry:
-        """Read again."""
-        rows = [(str(file), int(first), int(last)) for file, first, last in said["rows"]]
-        return cls(str(said["file"]), int(said["events"]), tuple(rows))
 
     @property
     def files(self) -> set[str]:
@@ -174,22 +167,20 @@ class Scopes:
                 )
             ):
                 first = rows.pop()[1]
-            held, _ = buffer.snapshot(first)
-            file, size = self._put(f"{name}.rows", held, {})
+            file, size = self._put(f"{name}.rows", buffer.snapshot(first)["rows"])
             rows.append((file, first, buffer.total))
             written += size
         kept = tuple(part for part in rows if part[2] > oldest)
-        arrays, numbers = self.awake[name].snapshot(buffer.total)
-        file, size = self._put(name, arrays, {"scope": numbers})
+        file, size = self._put(name, self.awake[name].snapshot(buffer.total))
         self.entries[name] = Entry(file, entry.events, kept)
         self._settled[name] = entry.events
         self._changed.discard(name)
         return written + size
 
-    def _put(self, name: str, arrays: checkpoint.Arrays, told: dict[str, Any]) -> tuple[str, int]:
+    def _put(self, name: str, tree: checkpoint.Tree) -> tuple[str, int]:
         self.serial += 1
         file = f"{name}.{self.serial}.safetensors"
-        size = checkpoint.write(self._folder / file, arrays, told)
+        size = checkpoint.write(self._folder / file, tree)
         self._since.add(file)
         return file, size
 
@@ -202,12 +193,11 @@ class Scopes:
         file, self._settled[name] = entry.file, entry.events
         if file:
             try:
-                arrays, numbers = checkpoint.read(self._folder / file)
-                parts = [checkpoint.read(self._folder / part)[0] for part, _, _ in entry.rows]
-                for column in COLUMNS if parts else ():
-                    held = np.concatenate([part[column] for part in parts])
-                    arrays[f"buffer.{column}"] = held
-                return Scope.restored(name, self._settings, (arrays, numbers["scope"]))
+                tree = checkpoint.read(self._folder / file)
+                rows = [Rows(**checkpoint.read(self._folder / part)) for part, _, _ in entry.rows]
+                if rows:
+                    tree["buffer"]["rows"] = dict(vars(joined(rows)))
+                return Scope.restored(name, self._settings, tree)
             except _UNUSABLE as error:
                 log.error(
                     "scope %s: %s is unusable, damaged or of another release (%r): it is learned "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 LIVES: Final = 10_000
 """Lives remembered, the ones heard of last; some 300 bytes each, and 100 a run."""
@@ -23,6 +23,18 @@ Run = list[int]
 """The first number, and the one behind the last."""
 
 
+class Known(NamedTuple):
+    """What is remembered, to go on from: runs that came, each as life, partition, first number, and
+    the one behind the last; and the counts."""
+
+    runs: Sequence[tuple[str, int, int, int]] = ()
+    missing: int = 0
+    duplicates: int = 0
+
+
+NOTHING: Final = Known()
+
+
 class Sequences:
     """The sequence numbers that records carry, for each life and partition from 0.
 
@@ -30,16 +42,12 @@ class Sequences:
     removed by age. ``missing`` counts numbers passed over, ``duplicates`` records that came before.
     """
 
-    def __init__(
-        self, known: Iterable[tuple[str, int, int, int]] = (), missing: int = 0, duplicates: int = 0
-    ) -> None:
-        """Go on from ``known``: life, partition, and a run of numbers that came."""
+    def __init__(self, known: Known = NOTHING) -> None:
         self._came: OrderedDict[str, dict[int, list[Run]]] = OrderedDict()
-        for life, partition, first, behind in known:
+        for life, partition, first, behind in known.runs:
             places = self._came.setdefault(life, {})
             places.setdefault(partition, []).append([first, behind])
-        self.missing = missing
-        self.duplicates = duplicates
+        self.missing, self.duplicates = known.missing, known.duplicates
 
     def admit(self, life: str, partition: int, sequence: int) -> bool:
         """Whether the record of this number is new. Mutates the counts.
@@ -67,26 +75,24 @@ class Sequences:
             self._came.popitem(last=False)
         return True
 
-    def known(self) -> list[tuple[str, int, int, int]]:
+    def known(self) -> Known:
         """What a later one goes on from."""
-        return [
+        runs = [
             (life, partition, first, behind)
             for life, places in self._came.items()
             for partition, runs in places.items()
             for first, behind in runs
         ]
+        return Known(runs, self.missing, self.duplicates)
 
 
 class Lately(Sequences):
     """The same where a life's numbers have gaps, since not every record of it is sent on: the
     newest ``LATELY`` that came are remembered one by one. ``missing`` stays as it is."""
 
-    def __init__(
-        self, known: Iterable[tuple[str, int, int, int]] = (), missing: int = 0, duplicates: int = 0
-    ) -> None:
-        """Go on from ``known``: life, partition, number, and the next number."""
-        super().__init__((), missing, duplicates)
-        self._lately = dict.fromkeys(known)
+    def __init__(self, known: Known = NOTHING) -> None:
+        super().__init__(known._replace(runs=()))
+        self._lately = dict.fromkeys(known.runs)
 
     def admit(self, life: str, partition: int, sequence: int) -> bool:
         """Whether the record of this number is none of those that came lately. Mutates."""
@@ -99,18 +105,6 @@ class Lately(Sequences):
             del self._lately[next(iter(self._lately))]
         return True
 
-    def known(self) -> list[tuple[str, int, int, int]]:
-        """What a later one goes on from."""
-        return list(self._lately)
-
-
-def runs_of(told: Iterable[Sequence[Any]]) -> list[tuple[str, int, int, int]]:
-    """What :meth:`Sequences.known` told, read again.
-
-    Raises:
-        ValueError, TypeError: it is something else.
-    """
-    return [
-        (str(life), int(partition), int(first), int(behind))
-        for life, partition, first, behind in told
-    ]
+    def known(self) -> Known:
+        """What a later one goes on from: runs of one number each."""
+        return Known(list(self._lately), self.missing, self.duplicates)

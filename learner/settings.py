@@ -85,7 +85,7 @@ class LearnerSettings(Settings):
     trial_minutes: float = Field(
         default=30.0,
         gt=0.0,
-        description="minutes of rounds until a trial has to be decided; of a watch as well",
+        description="minutes of traffic until a trial has to be decided; of a watch as well",
     )
     host: str = Field(default="127.0.0.1", description="where the learner's page is bound")
     port: int | None = Field(

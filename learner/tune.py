@@ -1,11 +1,9 @@
-"""What a policy's choices would have been worth on recorded drafts, beside the champion's, and what
-is told of a contestant that won.
-"""
+"""What a policy's choices would have been worth on recorded drafts, beside the champion's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -87,52 +85,6 @@ def _rates(rows: Rows, costs: Costs) -> Floats:
     achieved = max(float(committed.sum() / (time / plain).sum()), LEAST_RATE)
     found = np.where(np.isfinite(rows.rate), rows.rate, achieved).astype(np.float64)
     return np.maximum(found, LEAST_RATE)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """By which figures a contestant won.
-
-    ``evidence`` is the natural logarithm of the wealth won by betting on it, over ``gate_clusters``
-    of drafts. ``gain`` is what it would have saved a draft, in plain steps, MAE in tokens.
-    """
-
-    evidence: float
-    gate_clusters: int
-    gate_drafts: int = 0
-    gain: float = 0.0
-    mae: float = 0.0
-    champion_mae: float = 0.0
-
-    @property
-    def reason(self) -> str:
-        """In words."""
-        found = f"chooses better: evidence e^{self.evidence:.1f} of {self.gate_clusters} clusters"
-        if not self.gate_drafts:
-            return found
-        return (
-            f"{found}, {self.gain:.3f} plain steps saved a draft, MAE {self.mae:.3f} against "
-            f"{self.champion_mae:.3f}"
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """The figures by name, for the registry."""
-        return {name: float(figure) for name, figure in asdict(self).items()}
-
-
-def verdict_of(
-    contestant: Policy, champion: Policy, rows: Rows, costs: Costs, evidence: float, clusters: int
-) -> Verdict:
-    """The figures of ``contestant``, for which ``evidence`` of ``clusters`` speaks.
-
-    Args:
-        rows: of sessions that began after the contestant was made.
-    """
-    if not len(rows):
-        return Verdict(evidence, clusters)
-    saved, _ = worth(champion, [contestant], [0.0], rows, costs)
-    mae, others = (error_of(policy, rows) for policy in (contestant, champion))
-    return Verdict(evidence, clusters, len(rows), float(saved.mean()), mae, others)
 
 
 def error_of(policy: Policy, rows: Rows) -> float:

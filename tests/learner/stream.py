@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from decoder.contracts.events import DraftEvent, Origin, encode_batch
@@ -107,3 +108,10 @@ def stop(learner: Learner) -> None:
     """As :func:`learner.loop.run` does."""
     learner.checkpoint()
     learner.close()
+
+
+def plain(tree: Any) -> Any:
+    """What is to be saved, arrays as their bytes: to be compared."""
+    if isinstance(tree, dict):
+        return {name: plain(each) for name, each in tree.items()}
+    return (tree.dtype, tree.tobytes()) if isinstance(tree, np.ndarray) else tree

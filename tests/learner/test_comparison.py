@@ -9,7 +9,7 @@ import pytest
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Block, Round
 from decoder.trial.effect import WIDTH
-from learner.comparison import ENOUGH, MOST, QUIET_SECONDS, SHARE, WIDER, Comparison
+from learner.comparison import ENOUGH, GAP_SECONDS, MOST, SHARE, WIDER, Comparison
 from learner.settings import LearnerSettings
 from tests.learner.rounds import rounds
 
@@ -18,7 +18,7 @@ NOW = 1e9
 
 
 def compared(kind: str = "trial", **changes: object) -> Comparison:
-    one = Comparison(kind, 7, 5, heard_at=NOW)  # type: ignore[arg-type]
+    one = Comparison(kind, 7, 5, at=NOW)  # type: ignore[arg-type]
     one.published(1_000_003, NOW)
     return one
 
@@ -99,45 +99,32 @@ def test_losses_do_not_add_up_beside_the_first_policy() -> None:
 def test_neither_a_pause_nor_a_clock_that_leaps_decides_anything() -> None:
     one = played(compared(), 10, 1.0, noise=0.3)
     seconds = one.seconds
-    played(one, 1, 1.0, start=8 * 3600.0)
-    assert one.seconds <= seconds + 60.0 and word(one) == ""
+    played(one, 1, 1.0, start=NOW + 8 * 3600.0)
+    assert one.seconds <= seconds + GAP_SECONDS and word(one) == ""
     one = compared()
     for each in rounds(3, {TRIAL: (7, 1.0), CHAMPION: (5, 1.0)}, start=2.0**35):
         one.take(each, NOW)
-    assert one.played_at == NOW and one.seconds == 0.0
+    assert one.at == NOW and one.seconds == 0.0
+    one.hear(NOW - 86_400.0)
     for second in range(1, 4):  # nor does it keep others from being counted
-        played(one, 1, 1.0, start=NOW + second, seconds=0.0)
+        played(one, 1, 1.0, start=NOW - 86_400.0 + second, seconds=0.0)
     assert one.seconds == 3.0
-    one = compared()
-    one.hear(NOW)
-    for second in range(int(QUIET_SECONDS) + 1):
-        one.hear(NOW - 86_400.0 + second)
-    assert one.quiet == QUIET_SECONDS
 
 
-def test_without_a_round_nobody_is_promoted() -> None:
-    one, heard = compared(), played(compared(), 3, 1.0)
-    for _ in range(int(QUIET_SECONDS)):
-        one.hear(NOW)
-    assert one.quiet == 0.0, "read in a moment: it was there before the trial"
-    for second in range(int(QUIET_SECONDS) + 1):
-        assert (word(one) == "") == (one.quiet < QUIET_SECONDS)
-        for each in (one, heard):
-            each.hear(NOW + 10.0 + second)
-    assert word(one) == word(heard) == "cannot tell"
+@pytest.mark.parametrize("number", [0, 1_000_003])
+def test_what_nobody_plays_ends_in_its_time_of_traffic(number: int) -> None:
+    one, end = Comparison("trial", 7, 5, at=NOW), "cannot tell" if number else "give up"
+    if number:
+        one.published(number, NOW)
+    for minute in range(1, 31):
+        assert word(one) == "" and one.wider() == SHARE
+        one.hear(NOW + 60.0 * minute)
+    assert word(one) == end
     one, nothing = compared(), {"steps": 0, "requests": 0, "tokens": 0.0, "us": 0.0, "cost_us": 0.0}
     for each in rounds(50, {TRIAL: (7, 1.0), CHAMPION: (5, 1.0)}, seconds=40.0):
         blocks = tuple(block.model_copy(update=nothing) for block in each.blocks)
-        assert one.wider() == SHARE and (word(one) == "") == (one.seconds < 1_800.0)
         one.take(each.model_copy(update={"blocks": blocks}), each.time)
     assert word(one) == "cannot tell" and one.played == 0, "all its steps read prompts as well"
-
-
-def test_what_could_not_be_published_is_given_up() -> None:
-    one = Comparison("trial", 7, 5, heard_at=NOW)
-    for second in range(int(QUIET_SECONDS) + 1):
-        one.hear(NOW + second)
-    assert word(one) == "give up"
 
 
 def test_rounds_of_other_versions_and_of_an_earlier_trial_are_none_of_its_own() -> None:

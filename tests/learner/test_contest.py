@@ -17,7 +17,7 @@ from learner.registrations import registration_of
 from learner.rows import from_events
 from learner.scope import Candidate, Scope
 from learner.settings import LearnerSettings
-from learner.tune import LEAST_RATE, tuned, verdict_of
+from learner.tune import LEAST_RATE, tuned
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic, learned
 
 ROWS = from_events(Traffic(seed=4).events(30))
@@ -94,8 +94,6 @@ def test_a_champion_that_foresees_no_number_falls_to_any_that_does(value: float)
     contested.seats[0] = Contestant(learned(), 0, "quick")
     ahead = contested.advantages(ROWS, COSTS)
     assert (ahead.mean(axis=0)[[0, FIRST]] > 0).all() and np.isfinite(ahead).all()
-    verdict = verdict_of(learned(), broken, ROWS, COSTS, 99.0, 20)
-    assert verdict.gain > 0.0 and np.isfinite(list(verdict.metrics().values())).all()
 
 
 def test_a_name_or_a_version_makes_no_other_policy() -> None:
@@ -129,11 +127,15 @@ def test_policies_that_choose_alike_are_level_without_noise() -> None:
 
 
 def test_a_winner_is_told_with_its_figures() -> None:
-    verdict = verdict_of(learned(), frequency_policy("s"), ROWS, COSTS, 5.0, 20)
-    assert verdict.gain > 0.05 and verdict.mae < verdict.champion_mae
-    assert "e^5.0 of 20 clusters" in verdict.reason
-    none = verdict_of(learned(), frequency_policy("s"), ROWS.take(np.arange(0)), COSTS, 5.0, 20)
-    assert none.gain == 0.0 and np.isfinite(list(none.metrics().values())).all()
+    one = Contestant(learned(), 0, "quick")
+    assert one.metrics["gain"] == 0.0 and "of 0 clusters" in one.reason
+    contested = _seated()
+    sums = np.zeros(2 * SEATS)
+    sums[0], sums[SEATS] = 8.0, 1.0
+    contested.take([Cluster(0, 16, sums)] * 20)
+    (one, *_) = [seat for seat in contested.seats if seat]
+    assert one.metrics["gain"] == 0.5 and one.metrics["gate_drafts"] == 320
+    assert "of 20 clusters, 0.500 plain steps saved a draft" in one.reason
 
 
 def winner_of() -> tuple[Scope, Candidate]:

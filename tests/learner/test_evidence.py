@@ -109,7 +109,7 @@ def test_every_row_is_in_one_cluster_or_waits(sessions: list[int]) -> None:
     found = Clusters(2)
     closed = fed(found, sessions)
     whole = len(sessions)
-    waiting = found.snapshot()[0]["counts"][:, 1].sum()
+    waiting = found.snapshot()["counts"][:, 1].sum()
     assert sum(c.rows for c in closed) + waiting == whole
     assert all(c.sums[0] == c.rows for c in closed)
     assert max((c.rows for c in closed), default=0) < CAP + BLOCK
@@ -143,7 +143,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clusters, "SESSIONS", 50)
     found = Clusters(2)
     fed(found, list(range(1_000)))
-    arrays, _ = found.snapshot()
+    arrays = found.snapshot()
     assert len(arrays["open"]) <= 20 and len(arrays["sessions"]) <= 50
 
 

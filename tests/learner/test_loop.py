@@ -252,7 +252,7 @@ def test_one_unusable_registration_does_not_cost_the_checkpoint(
     rollouts = {"old": Rollout(champion="five"), SCOPE: Rollout(champion=5)}  # type: ignore[arg-type]
     state.save(
         settings,
-        state.State(scopes, {0: 5}, waiting=[spoilt, sound], published=numbers, rollouts=rollouts),
+        state.State(scopes, [spoilt, sound], rollouts, offsets={0: 5}, published=numbers),
     )
     again = state.resumed(settings)
     assert again.rollouts == {SCOPE: Rollout(champion=5)}

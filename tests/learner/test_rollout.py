@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
+from learner import checkpoint
 from learner.comparison import Outcome
 from learner.registry import Standing
 from learner.rollout import Rollout
@@ -80,18 +81,16 @@ def test_the_last_word_on_a_pin_is_that_it_is_over() -> None:
     rollout = on_trial()
     rollout.follow(replace(FIVE, trial=7, pinned=3), NOW)
     assert rollout.said == "version 3 is pinned"
-    arrays, numbers = rollout.snapshot()
-    for each in (rollout, Rollout.restored((arrays, numbers))):
+    for each in (rollout, Rollout.restored(rollout.snapshot())):
         each.follow(FIVE, NOW)
         assert each.said == "version 3 is no longer pinned"
         each.follow(replace(FIVE, champion=6), NOW)
         assert each.said == "version 6 is watched in comparison with version 5"
 
 
-def test_a_rollout_goes_on_from_a_snapshot() -> None:
+def test_a_rollout_goes_on_from_a_snapshot(tmp_path: Path) -> None:
     rollout = played(on_trial(), 1.1)
     rollout.decide(RULES)
     for each in (rollout, Rollout()):
-        arrays, numbers = each.snapshot()
-        again = Rollout.restored((arrays, json.loads(json.dumps(numbers))))
-        assert again == each and again.snapshot()[1] == numbers
+        checkpoint.write(tmp_path / "file", each.snapshot())
+        assert Rollout.restored(checkpoint.read(tmp_path / "file")) == each

@@ -21,6 +21,7 @@ from learner.rows import Rows, from_events, joined
 from learner.scope import BLOCK, Candidate, Scope
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
+from tests.learner.stream import plain
 from tests.learner.traffic import Traffic
 
 SETTINGS = LearnerSettings(buffer_events=2_000, min_events=200, candidate_every=128)
@@ -49,11 +50,6 @@ def served(scope: Scope, rows: Rows, each: int = 100) -> list[Candidate]:
     return won
 
 
-def state_of(scope: Scope) -> tuple[dict[str, Any], dict[str, bytes]]:
-    arrays, state = scope.snapshot()
-    return state, {name: array.tobytes() for name, array in arrays.items()}
-
-
 def error(policy: Policy, rows: Rows) -> float:
     return float(np.abs(predict(policy, rows.features) - rows.accepted).mean())
 
@@ -73,7 +69,7 @@ def test_neither_the_reading_nor_a_restart_changes_anything(sizes: Sequence[int]
         at, n = at + size, n + 1
         if n % 5 == 0 and len(sizes) > 1:
             pieces = Scope.restored("s", SETTINGS, pieces.snapshot())
-    assert state_of(pieces) == state_of(whole) and alarms == expected
+    assert plain(pieces.snapshot()) == plain(whole.snapshot()) and alarms == expected
     mine, theirs = pieces.candidate(), whole.candidate()
     assert (mine is None) == (theirs is None)
 
@@ -81,7 +77,7 @@ def test_neither_the_reading_nor_a_restart_changes_anything(sizes: Sequence[int]
 def test_a_new_scope_learns_to_beat_counting() -> None:
     scope = Scope("s", SETTINGS, frequency_policy("s"))
     won = served(scope, rows_of(300, seed=2))
-    assert won and won[0].verdict.gain > 0.05
+    assert won and won[0].contestant.metrics["gain"] > 0.05
     policy = from_bytes(to_bytes(won[0].policy), "s")
     assert policy.kind == "survival" and policy.provenance["costs"]["measured"]
     assert scope.promotions == scope.candidates == len(won) and scope.version == len(won)
@@ -121,7 +117,7 @@ def test_the_first_policy_comes_back_when_the_traffic_does(first: Policy) -> Non
     scope.crown(turned)
     assert served(scope, rows_of(60, seed=6, sign=-1)) == []
     won = served(scope, rows_of(60, seed=7), each=20)
-    assert won[-1].origin == "first"
+    assert won[-1].contestant.origin == "first"
     assert mark(scope.champion) == mark(first) and scope.contest.seats[FIRST] is None
 
 
@@ -146,12 +142,6 @@ def settings_in(folder: Path) -> LearnerSettings:
     return LearnerSettings(state_dir=folder, awake_scopes=3, buffer_events=500, min_events=50)
 
 
-def same(one: checkpoint.Arrays, other: checkpoint.Arrays) -> bool:
-    return one.keys() == other.keys() and all(
-        np.array_equal(one[n], other[n], equal_nan=one[n].dtype.kind == "f") for n in one
-    )
-
-
 def test_a_scope_that_rested_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     kept, never = Scopes(settings_in(tmp_path / "a")), Scopes(settings_in(tmp_path / "b"))
     for cut in range(0, 200, 25):
@@ -162,8 +152,7 @@ def test_a_scope_that_rested_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
         assert "mine" not in kept.awake and len(kept.awake) == 3
         never.of("mine", 25).feed(part)
     assert kept.entries["mine"].events == 200
-    (arrays, numbers), (others, twins) = kept.of("mine").snapshot(), never.of("mine").snapshot()
-    assert numbers == twins and same(arrays, others)
+    assert plain(kept.of("mine").snapshot()) == plain(never.of("mine").snapshot())
 
 
 def test_a_checkpoint_adds_what_came_and_never_writes_the_buffer_anew(tmp_path: Path) -> None:
@@ -180,8 +169,7 @@ def test_a_checkpoint_adds_what_came_and_never_writes_the_buffer_anew(tmp_path: 
         written += [last - first for file, first, last in rows[-1:]]
     assert sum(written) < 4 * 60 * 25 and files < 20 and lying < 30
     again = state.resumed(settings).scopes
-    (arrays, numbers), (others, twins) = again.of("mine").snapshot(), never.of("mine").snapshot()
-    assert numbers == twins and same(arrays, others)
+    assert plain(again.of("mine").snapshot()) == plain(never.of("mine").snapshot())
     (tmp_path / "scopes" / again.entries["mine"].rows[0][0]).write_bytes(b"gone")
     anew = state.resumed(settings).scopes
     assert anew.of("mine").total == 0
@@ -270,7 +258,7 @@ def test_what_was_consumed_and_is_not_learned_is_counted_by_its_reason(
     held.abandon("one", "fault")
     assert held.lost["one"] == {"fault": 40, "disk": 20, "side": 7} and adds_up(held, "one")
     feed(held, "one", 110, 10)
-    state.save(settings, state.State(held, {0: 9}))
+    state.save(settings, state.State(held, offsets={0: 9}))
     again = state.resumed(settings).scopes
     assert adds_up(again, "one") and again.of("one").total == 60
     (tmp_path / "scopes" / again.entries["one"].file).write_bytes(b"gone")

@@ -105,7 +105,7 @@ def test_continues_from_a_policy() -> None:
 
 def test_a_restored_trainer_and_an_heir_take_the_same_next_step() -> None:
     trainer, heir = trained("survival"), trained("survival", epochs=1)
-    again = train.restored(*train.snapshot(trainer))
+    again = train.restored(train.snapshot(trainer))
     train.take_over(heir, trainer)
     for one in (trainer, again, heir):
         train.update(one, ROWS)

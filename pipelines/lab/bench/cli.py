@@ -232,25 +232,34 @@ def decide(
 @app.command()
 def learner(
     events: Annotated[
-        int, typer.Option(min=10_000, help="Events taken in, with one scope and with ten.")
+        int, typer.Option(min=10_000, help="Events taken in, by each combination.")
     ] = 10_000_000,
+    scopes: Annotated[str, typer.Option(help="How many scopes, separated by commas.")] = "1,10",
+    intakes: Annotated[
+        str,
+        typer.Option(help="How many intakes apart, separated by commas; 0: the learner's own."),
+    ] = "0,1",
     as_json: AsJson = False,
 ) -> None:
-    """What a learner takes in on one core, with one scope and with ten; no broker, no registry.
+    """What a learner takes in on one core, by scopes and intakes; no broker, no registry.
 
-    Then with an intake apart, a sixteenth of the requests: events a second of that, and of the
-    learner, by what the intake reads.
+    Intakes apart send a sixteenth of the requests on: events a second of them together, each on a
+    core, and of the learner, by what they read.
 
     Aims: 50,000 events a second, and as much memory after ten million events as after one.
     """
-    from pipelines.lab.bench.learner import SAMPLED, measure
+    from pipelines.lab.bench.learner import measure
     from pipelines.reports import Shown
 
+    try:
+        pairs = [(int(n), int(k)) for n in scopes.split(",") for k in intakes.split(",")]
+        if any(n < 1 or k < 0 for n, k in pairs):
+            raise ValueError("a scope at least")
+    except ValueError as error:
+        raise typer.BadParameter("whole numbers, separated by commas") from error
+    told = {}
     with Shown(err) as shown:
-        one, ten = (
-            measure(events, n, partial(shown.step, f"events of {n} scopes", whole=events))
-            for n in (1, 10)
-        )
-        apart = measure(events, 1, partial(shown.step, "events apart", whole=events), SAMPLED)
-    told = {**one, "ten_scopes": ten, "intake_apart": apart}
+        for n, k in pairs:
+            name = f"{n} scopes, {k} intakes"
+            told[name] = measure(events, n, partial(shown.step, name, whole=events), k)
     _show("What a learner takes in", told, as_json)

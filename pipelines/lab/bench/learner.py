@@ -37,42 +37,45 @@ DRAFTS: Final = 0.5
 """Share of cycles with a cache draft: only these have features, and cost more."""
 PER_SECOND: Final = 50_000.0
 """Events a second by the records' own clock."""
-EARLY: Final = 1_000_000
-"""Events after which the memory is looked at first: what grows from there on grows for ever."""
+LOOKS: Final = (1_000_000, 5_000_000, 10_000_000)
+"""Events after which the memory is looked at: what grows from the first look on grows for ever."""
 SAMPLED: Final = 1 / 16
 """Share of the requests whose lessons an intake apart sends on."""
 BEGAN: Final = 1_700_000_000.0
 
 
 def measure(
-    events: int, scopes: int, progress: Callable[[int], None], share: float | None = None
+    events: int, scopes: int, progress: Callable[[int], None], intakes: int = 0
 ) -> dict[str, Any]:
     """Take in ``events`` events of ``scopes`` scopes in turns; ``progress`` hears how many are in.
 
-    With a ``share`` an intake makes lessons of that part of the requests before, in time of its
-    own: ``intake_events_per_s``.
+    With ``intakes`` so many make lessons of a part of the requests before, each of its own
+    partition and in time of its own: ``intake_events_per_s`` of all, each on a core.
 
     Starts no process, needs no network; writes to a temporary folder.
 
     Returns:
-        for ``--json``. ``rss_mb`` is the process's peak after so many events.
+        for ``--json``. ``rss_mb`` is what the process holds after so many events, and at the end.
     """
     with tempfile.TemporaryDirectory() as folder:
         # nothing is refused, so nobody is asked for a broker
         dead = DeadLetters(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
-        shares = {f"scope{n}": share or 1.0 for n in range(scopes)}
-        before = Intake(dead, shares=shares)
-        apart = share is not None
-        intake = Intake(dead, Lately() if apart else None, relayed=apart)
+        shares = {f"scope{n}": SAMPLED for n in range(scopes)}
+        before = [Intake(dead, shares=shares) for _ in range(intakes)]
+        intake = Intake(dead, Lately() if intakes else None, relayed=bool(intakes))
         held = Scopes(LearnerSettings(state_dir=Path(folder)))
-        spent, relayed, rss, candidates = 0.0, 0.0, 0.0, 0
-        for number, record in enumerate(records(-(-events // RECORD), scopes)):
-            if number * RECORD <= EARLY:
-                rss = peak_mb()
-            progress((number + 1) * RECORD)
-            began = time.process_time()
-            given = record if share is None else _lesson(before, record, share)
-            relayed += time.process_time() - began
+        spent, candidates, taken = 0.0, 0, 0
+        relayed, rss = [0.0] * intakes, dict[str, float]()
+        for record in records(-(-events // RECORD), scopes, max(intakes, 1)):
+            if taken >= LOOKS[min(len(rss), len(LOOKS) - 1)]:
+                rss[str(LOOKS[len(rss)])] = resident_mb()
+            taken += RECORD
+            progress(taken)
+            given: Fetched | None = record
+            if intakes:
+                began = time.process_time()
+                given = _lesson(before[record.partition], record)
+                relayed[record.partition] += time.process_time() - began
             if given is None:
                 continue
             began = time.process_time()
@@ -85,40 +88,41 @@ def measure(
             if won is not None:
                 candidates += 1
                 scope.crown(replace(won.policy, version=scope.version + 1))
-    return {
-        "scopes": scopes,
-        "events": (number + 1) * RECORD,
-        "events_per_s": (number + 1) * RECORD / spent,
-        **({"intake_events_per_s": (number + 1) * RECORD / relayed} if apart else {}),
-        "rss_mb_after_1m": rss,
-        "rss_mb": peak_mb(),
-        "candidates": candidates,
-    }
+        return {
+            "scopes": scopes,
+            "intakes": intakes,
+            "events": taken,
+            "events_per_s": taken / spent,
+            "intake_events_per_s": sum(taken / intakes / each for each in relayed),
+            "rss_mb": {**rss, "end": resident_mb()},
+            "candidates": candidates,
+        }
 
 
-def _lesson(intake: Intake, record: Fetched, share: float) -> Fetched | None:
+def _lesson(intake: Intake, record: Fetched) -> Fetched | None:
     """What an intake sends of ``record``."""
     taught = intake.admit(record)
     assert taught is not None, intake.refused
     if not len(taught.rows):
         return None
-    source = Source(0, record.offset, share)
+    source = Source(record.partition, record.offset, SAMPLED)
     return replace(record, value=encode_lessons(taught, source))
 
 
-def records(count: int, scopes: int) -> Iterator[Fetched]:
-    """``count`` records of ``scopes`` workers in turns, each the only one of its scope."""
+def records(count: int, scopes: int, partitions: int = 1) -> Iterator[Fetched]:
+    """``count`` records of workers in turns, one of each scope on each partition."""
     draw = np.random.default_rng(0)
     pool = [[_event(draw, i) for i in range(RECORD)] for _ in range(TEMPLATES)]
     for number in range(count):
-        scope, at = number % scopes, BEGAN + number * RECORD / PER_SECOND
+        sequence, worker = divmod(number, scopes * partitions)
+        at = BEGAN + number * RECORD / PER_SECOND
         events = [
             event._replace(time=at, request=f"{number:014x}{i // CYCLES:010x}")
             for i, event in enumerate(pool[number % TEMPLATES])
         ]
-        origin = Origin(f"scope{scope}", "worker", f"{scope:08x}")
-        value = encode_batch(events, origin, number // scopes)
-        yield Fetched(0, number, int(at * 1e3), b"worker", value)
+        origin = Origin(f"scope{worker % scopes}", f"worker{worker}", f"{worker:08x}")
+        value = encode_batch(events, origin, sequence)
+        yield Fetched(worker // scopes, number, int(at * 1e3), b"worker", value)
 
 
 def _event(draw: np.random.Generator, index: int) -> DraftEvent:
@@ -147,6 +151,9 @@ def _event(draw: np.random.Generator, index: int) -> DraftEvent:
     return DraftEvent(**told)
 
 
-def peak_mb() -> float:
-    """The most memory this process has had, in megabytes."""
+def resident_mb() -> float:
+    """Memory that this process holds, in megabytes; where none tells, the most it has had."""
+    told = Path("/proc/self/statm")
+    if told.exists():
+        return int(told.read_text().split()[1]) * resource.getpagesize() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -117,13 +117,16 @@ def test_servers_are_asked_prompts_that_fit_or_the_lack_of_them_is_said(
 
 
 def test_the_command_prints_what_it_measured() -> None:
-    done = CliRunner().invoke(app, ["bench", "learner", "--events", "10000", "--json"])
+    command = ["bench", "learner", "--events", "10000", "--scopes", "1,3", "--intakes", "0,2"]
+    done = CliRunner().invoke(app, [*command, "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    for run in (found, found["ten_scopes"]):
+    assert list(found) == [f"{n} scopes, {k} intakes" for n in (1, 3) for k in (0, 2)]
+    for run in found.values():
         assert run["events"] == -(-10_000 // RECORD) * RECORD and run["events_per_s"] > 0
-        assert run["rss_mb"] >= run["rss_mb_after_1m"] > 0
-    assert (found["scopes"], found["ten_scopes"]["scopes"]) == (1, 10)
+        assert (run["intake_events_per_s"] > 0) == (run["intakes"] == 2)
+        assert run["rss_mb"]["end"] > 0
+    assert CliRunner().invoke(app, [*command[:-1], "none"]).exit_code == 2
 
 
 def test_a_step_has_every_part_of_ours_in_it_and_prompts_are_waited_for() -> None:
