@@ -128,12 +128,12 @@ class Adapter:
                 self.worker.router.drafted(names, lengths, k)
         self.time(ours=False)
 
-    def failed(self, what: str) -> None:
+    def failed(self) -> None:
         """Count the exception being handled, of the model drafter, which made nothing. Ends the
         process where there are several ranks: the others may have gone on."""
         if self.ranks.size > 1:
             self.ranks.end("its model drafter failed, and others may go on.")
-        self._count(what)
+        self._count("the model drafter failed: this step goes on without its drafts")
 
     def rest(self, why: str) -> None:
         """Draft nothing and report nothing from now on; requests go on as in plain vLLM."""

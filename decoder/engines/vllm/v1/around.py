@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def adapter(
     runner: Any, worker: Worker | None, longest: int, ranks: Ranks, settings: WorkerSettings
 ) -> V1Adapter:
-    """The adapter of a ``GPUModelRunner``. Replaces its drafter's ``propose``, if it has one."""
+    """The adapter of a ``GPUModelRunner``. Replaces the ``propose`` of a drafter that may read late."""
     from decoder.engines.vllm.v1.adapter import V1Adapter  # late: it brings numba
 
     config, late, reading = runner.vllm_config, None, None
@@ -37,8 +37,8 @@ def adapter(
         worker, longest, late=late, has_model=has_model, ranks=ranks, reading=reading,
         shares_blocks=bool(config.cache_config.enable_prefix_caching),
     )  # fmt: skip
-    if has_model:
-        runner.drafter.propose = made.guarded((late or runner.drafter).propose)
+    if late is not None:
+        runner.drafter.propose = late.propose
     return made
 
 

@@ -167,4 +167,4 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         """The drafter has failed, of which the exception is being handled."""
         adapter = adapter_of(self)
         assert adapter is not None, "there is a chooser"
-        adapter.failed("the model drafter failed: this step goes on without its drafts")
+        adapter.failed()
