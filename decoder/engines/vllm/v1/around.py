@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def adapter(
     runner: Any, worker: Worker | None, longest: int, ranks: Ranks, settings: WorkerSettings
 ) -> V1Adapter:
-    """The adapter of a ``GPUModelRunner``. Replaces the ``propose`` of a drafter that may read late."""
+    """The adapter of a ``GPUModelRunner``. Replaces its drafter's ``propose`` by a late one's."""
     from decoder.engines.vllm.v1.adapter import V1Adapter  # late: it brings numba
 
     config, late, reading = runner.vllm_config, None, None
