@@ -42,6 +42,20 @@ def adapter(
     return made
 
 
+def full_graphs_of_plain_steps(runner: Any) -> None:
+    """Have vLLM's full graphs be of steps without drafts. To be called before it chooses them.
+
+    vLLM keeps full graphs, with attention in them, for steps in which each request has one number
+    of tokens, and rounds all sizes, those of other steps too, to multiples of it. With speculation
+    that is the longest draft and one more: with drafts of up to 64, a plain step of one request
+    takes 65. Steps whose requests all have the longest draft hardly occur here, and plain ones do
+    all the time, so the number is what it is without speculation. By it vLLM's runner and
+    dispatcher choose sizes, make the steps that are captured, and tell which steps may run on them;
+    it sizes no buffer. Mutates both; a mode or sizes that a person set stay.
+    """
+    runner.uniform_decode_query_len = runner.cudagraph_dispatcher.uniform_decode_query_len = 1
+
+
 def _execute_model(
     original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
