@@ -161,8 +161,7 @@ class Scheduled:
         self.adapter: Any = V1Adapter(
             self.worker, longest, late=reads_late, has_model=self.has_model, reading=self.reading
         )
-        inner = reads_late.propose if reads_late is not None else self.drafter.propose
-        self.draft = self.adapter.guarded(inner)
+        self.draft = (reads_late or self.drafter).propose
         self.runner = SimpleNamespace(
             requests={},
             input_batch=SimpleNamespace(

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from decoder.engines.vllm.adapter import Adapter
-from decoder.engines.vllm.attached import give
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.v2.batch import Batch
 from tests.engines import asked, interpreted, two_heads
@@ -162,7 +161,7 @@ def test_where_the_drafter_fails_on_one_of_several_ranks_its_process_ends(
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
     runner, drafter = (c.__new__(c) for c in (HybridRunner, HybridSpeculator))
-    give(runner, Adapter(None, 8, has_model=True, ranks=Ranks(1, 2, most_rows=4)))
+    runner.adapter = Adapter(None, 8, has_model=True, ranks=Ranks(1, 2, most_rows=4))
     drafter.chooser, drafter._longest, drafter.num_speculative_steps = runner, 8, 4
     with caplog.at_level("CRITICAL", "decoder"), pytest.raises(SystemExit):
         drafter.propose(Broken(), *[None] * 10)

@@ -76,7 +76,6 @@ class Adapter:
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
         self._steps = 0
-        self._limits: list[int] = []  # draft tokens of each request of the step at most
         self._closed = False
 
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
@@ -128,12 +127,12 @@ class Adapter:
                 self.worker.router.drafted(names, lengths, k)
         self.time(ours=False)
 
-    def failed(self, what: str) -> None:
+    def failed(self) -> None:
         """Count the exception being handled, of the model drafter, which made nothing. Ends the
         process where there are several ranks: the others may have gone on."""
         if self.ranks.size > 1:
             self.ranks.end("its model drafter failed, and others may go on.")
-        self._count(what)
+        self._count("the model drafter failed: this step goes on without its drafts")
 
     def rest(self, why: str) -> None:
         """Draft nothing and report nothing from now on; requests go on as in plain vLLM."""
@@ -161,9 +160,8 @@ class Adapter:
         assert self.worker is not None, "only the rank that leads decides"
         router = self.worker.router
         verified = scheduler_output.scheduled_spec_decode_tokens
-        scheduled, step_tokens = (
-            scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
-        )  # fmt: skip
+        scheduled = scheduler_output.num_scheduled_tokens
+        step_tokens = scheduler_output.total_num_scheduled_tokens
         requests, max_model_len = runner.requests, runner.max_model_len
         states = [requests[name] for name in names]
         lengths = [state.num_tokens for state in states]
@@ -200,11 +198,11 @@ class Adapter:
             others = len(rows) - len(followed)
             beside = min(waiting, max(budget - len(live) - others, 0))
             chosen = router.choose(live, most, self.unread, others=others, beside=beside)
-        self._limits = self._longest_of(runner, states, longest)
         if chosen is None:
             return Plan.nothing(len(names))
         end = runner.effective_drafter_max_model_len if self.has_model else 0
-        given, rooms = self._given(chosen, names, live, lengths, end, known)
+        most_of = self._longest_of(states, longest)
+        given, rooms = self._given(chosen, names, live, lengths, most_of, end, known)
         k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
         return Plan(given, rooms, k)
 
@@ -214,6 +212,7 @@ class Adapter:
         names: Sequence[str],
         live: Sequence[str],
         lengths: Sequence[int],
+        most_of: Sequence[int],
         end: int,
         vocabulary: int,
     ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
@@ -225,9 +224,10 @@ class Adapter:
         Args:
             live: those that ``chosen`` is of, in the order of ``names``.
             lengths: tokens of each request.
+            most_of: draft tokens of each at most.
             end: tokens of a request that the drafter reaches to.
         """
-        most = np.array(self._limits)
+        most = np.array(most_of)
         rooms = np.zeros(len(names), np.int64)
         lens = np.zeros(len(names), np.int64)
         place = np.arange(len(names))
@@ -252,7 +252,7 @@ class Adapter:
         )
         return given, tuple(rooms.tolist())
 
-    def _longest_of(self, runner: Any, states: Sequence[Any], longest: int) -> list[int]:
+    def _longest_of(self, states: Sequence[Any], longest: int) -> list[int]:
         """Draft tokens of each request at most."""
         assert self.worker is not None, "only the rank that leads decides"
         table = self.worker.router.costs.table
@@ -272,11 +272,12 @@ class Adapter:
         text = text_of(state, runner.input_batch.token_ids_cpu[row], sampled)
         if text is None:
             return
-        if text.output:
+        prompt, output = text
+        if output:
             self._restarts[name] += 1
         assert self._identities is not None
         options = options_of(name, state.sampling_params, max_model_len, self._identities)
-        self.worker.router.start(name, text.prompt, options, text.output)
+        self.worker.router.start(name, prompt, options, output)
 
     def time(self, ours: bool) -> None:
         """Say whether what follows is done by us, or by vLLM and its drafter."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from decoder.core.requests import RequestOptions
@@ -12,19 +11,12 @@ from decoder.tenancy.identities import Identities
 _OFF: Final = ("off", "false", "0", "no")
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A request's text before the step: ``prompt`` int32 [n], and the ``output`` already there."""
-
-    prompt: Tokens
-    output: tuple[int, ...]
-
-
-def text_of(state: Any, ids: Tokens, sampled: int) -> Text | None:
-    """The text of a vLLM ``CachedRequestState`` that holds the step's ``sampled`` tokens already.
+def text_of(state: Any, ids: Tokens, sampled: int) -> tuple[Tokens, tuple[int, ...]] | None:
+    """A request's text before the step, prompt and output, of a vLLM ``CachedRequestState`` that
+    holds the step's ``sampled`` tokens already.
 
     ``ids`` is its row of the input batch, int32, which begins with the prompt: to make an array of
-    a list of 128k tokens takes milliseconds. The text's prompt is a view of it.
+    a list of 128k tokens takes milliseconds. The prompt is a view of it.
 
     None where there is none to copy from, or no policy for what it is: a prompt of embeddings, or a
     request to an adapter.
@@ -33,7 +25,7 @@ def text_of(state: Any, ids: Tokens, sampled: int) -> Text | None:
     if unknown or state.prompt_is_token_ids is not None or state.lora_request is not None:
         return None
     before = len(state.output_token_ids) - sampled
-    return Text(ids[: len(state.prompt_token_ids)], tuple(state.output_token_ids[:before]))
+    return ids[: len(state.prompt_token_ids)], tuple(state.output_token_ids[:before])
 
 
 def options_of(

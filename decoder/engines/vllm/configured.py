@@ -7,11 +7,8 @@ from typing import Any, Final, Literal
 
 _ROOM: Final = "decoder.engines.vllm.v2"
 METHODS: Final = ("eagle3", "suffix")
-WORKERS: Final = {
-    "vllm.v1.worker.gpu_worker.Worker": f"{_ROOM}.worker.HybridWorker",
-    "vllm.v1.worker.cpu_worker.CPUWorker": f"{_ROOM}.on_cpu.HybridCPUWorker",
-}
-"""The worker that stands in the place of each of vLLM's."""
+WORKERS: Final = {"vllm.v1.worker.gpu_worker.Worker": f"{_ROOM}.worker.HybridWorker"}
+"""The worker that stands in the place of each of vLLM's. On a CPU tests alone run V2, on theirs."""
 SCHEDULER: Final = f"{_ROOM}.scheduler.HybridScheduler"
 _CACHE_ALONE: Final = "speculative method 'suffix'"
 _UNASKED: Final = "drafts of this plugin unless VLLM_USE_V2_MODEL_RUNNER=1 asks for them"

@@ -8,9 +8,11 @@ VERSION`` writes from the folder that holds its package ``vllm``.
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import io
 import json
+import re
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
@@ -150,20 +152,13 @@ def _fields(owners: Sequence[_Owner]) -> dict[str, str]:
 
 def _takes(function: _Function) -> str:
     """Parameters after ``self``; a trailing ``=`` says that there is a default."""
-    args = function.args
-    plain = [*args.posonlyargs, *args.args]
-    required = len(plain) - len(args.defaults)
-    said = [a.arg + "=" * (i >= required) for i, a in enumerate(plain)]
-    said = said[1:] if plain and plain[0].arg in ("self", "cls") else said
-    if args.vararg:
-        said.append(f"*{args.vararg.arg}")
-    elif args.kwonlyargs:
-        said.append("*")
-    for a, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
-        said.append(a.arg + "=" * (default is not None))
-    if args.kwarg:
-        said.append(f"**{args.kwarg.arg}")
-    return ", ".join(said)
+    args, given = copy.deepcopy(function.args), ast.Constant(...)
+    args.defaults = [given for _ in args.defaults]
+    args.kw_defaults = [default and given for default in args.kw_defaults]
+    for each in ast.walk(args):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    return re.sub(r"^(self|cls)(, |$)", "", ast.unparse(args).replace("=...", "="))
 
 
 def _body(function: _Function, text: str) -> str:

@@ -76,8 +76,6 @@ HOOKS: Final = (
          "thinking is counted, and ends, as without drafts, and a budget with its request"),
     Hook("vllm.v1.cudagraph_dispatcher:CudagraphDispatcher", "initialize_cudagraph_keys",
          "full graphs are for steps in which each request has one token"),
-    Hook("vllm.v1.worker.cpu_worker:CPUWorker", "init_device",
-         "makes a V2 runner under a name that is ours meanwhile"),
     Hook(f"{V2}spec_decode", "init_speculator",
          "makes a V2 runner's speculator: in its place we do"),
     Hook(f"{V2}model_runner:GPUModelRunner",

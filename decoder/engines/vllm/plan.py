@@ -48,11 +48,6 @@ class Plan:
         ]
 
 
-def message_for(most_rows: int) -> Message:
-    """A message with room for so many rows."""
-    return np.zeros(HEADER + most_rows + INLINE, np.int32)
-
-
 def write(message: Message, step: int, rows: int, plan: Plan) -> Message:
     """Fill the message, in place; returns the given tokens that it has no room for.
 
@@ -70,16 +65,6 @@ def write(message: Message, step: int, rows: int, plan: Plan) -> Message:
     ]
     message[len(message) - INLINE :][: len(held)] = held
     return given[INLINE:]
-
-
-def place(message: Message) -> tuple[int, int]:
-    """The step that the message is of, and its rows."""
-    return int(message[0]), int(message[1])
-
-
-def missing(message: Message) -> int:
-    """Given tokens that are not in the message."""
-    return max(int(message[HEADER - 1]) - INLINE, 0)
 
 
 def read(message: Message, rest: Message) -> Plan:

@@ -22,14 +22,13 @@ from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.core.costs import LiveCosts
 from decoder.core.payoff.token_classes import token_classes_of
-from decoder.engines.vllm import alike, configured, contract, graphs, hooks, requirements
+from decoder.engines.vllm import alike, configured, contract, hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
 from decoder.engines.vllm.profile import profile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import longest_draft
 from decoder.engines.vllm.v1 import around as v1
 from decoder.engines.vllm.v1.sampling import mend_sampling
-from decoder.policy.pricing import CostTable
 from decoder.scope_id import readable, scope_of
 from decoder.settings import WorkerSettings
 from decoder.telemetry import mapped
@@ -107,7 +106,7 @@ def _load_model(
     requirements.check(self.vllm_config, settings)
     alike.meet(group)
     if not self.vllm_config.use_v2_model_runner:
-        graphs.for_plain_steps(self.model_runner)
+        v1.full_graphs_of_plain_steps(self.model_runner)
     result = original(self, *args, **kwargs)
     if (adapter := adapter_of(self.model_runner)) is not None:
         adapter.rest(_WEIGHTS)
@@ -138,9 +137,8 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     from decoder.worker import make_worker  # late, as the adapter is
 
     config, model = runner.vllm_config, runner.vllm_config.model_config
-    drafter = None
-    if config.speculative_config.method == "eagle3":
-        drafter = config.speculative_config.draft_model_config.model
+    drafts = config.speculative_config
+    drafter = drafts.draft_model_config.model if drafts.method == "eagle3" else None
     tokenizer = AutoTokenizer.from_pretrained(
         model.tokenizer, trust_remote_code=model.trust_remote_code
     )
@@ -180,16 +178,13 @@ def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
         table = profile(self.model_runner, worker.scope if worker else "", adapter.ranks)
         if table is not None:
             costs = LiveCosts(table)
-            log.info("a step costs, in ms by tokens: %s", dict(zip(*_grid(table), strict=True)))
+            each = zip(table.tokens, table.verify_us, strict=True)
+            log.info("a step costs, in ms by tokens: %s", {n: round(us / 1e3, 1) for n, us in each})
     except Exception:  # without a profile the served steps are the first measurement
         log.exception("steps cannot be profiled: costs are learned from service alone")
     if worker is not None:
         worker.router.costs = costs
     return result
-
-
-def _grid(table: CostTable) -> tuple[tuple[int, ...], list[float]]:
-    return table.tokens, [round(us / 1e3, 1) for us in table.verify_us]
 
 
 def _reload_weights(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:

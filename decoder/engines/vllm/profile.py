@@ -18,7 +18,6 @@ import torch
 
 from decoder.core import profiling
 from decoder.core.guards.draft_budget import tokens_of_logits
-from decoder.engines.vllm.graphs import sizes
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import longest_draft
 from decoder.policy.pricing import CostTable
@@ -61,12 +60,11 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
 
     name, most = setup_name(runner, scope), largest_step(runner)
     seconds = CPU_SECONDS if on_cpu else profiling.SECONDS
-    timed = partial(profiling.profile, name, most=most, graphs=sizes(runner), seconds=seconds)
-    # vLLM's own dummy run would include it
-    name_of, run = ("speculator", "propose") if v2 else ("drafter", "dummy_run")
-    drafter: Any = getattr(runner, name_of, None)
-    if not hasattr(drafter, run):
+    timed = partial(profiling.profile, name, most=most, graphs=graphs(runner), seconds=seconds)
+    if config.speculative_config.method == "suffix":
         return ranks.conduct(partial(timed, rows=(1,)), step)
+    # vLLM's own dummy run would include it
+    drafter, run = (runner.speculator, "propose") if v2 else (runner.drafter, "dummy_run")
     alone, given = getattr(drafter, run), dict[int, Any]()
 
     def draft(rows: int) -> None:
@@ -82,8 +80,6 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
 
     setattr(drafter, run, lambda *_, **__: None)
     try:
-        if config.speculative_config.method == "suffix":
-            return ranks.conduct(partial(timed, rows=(1,)), step)
         drafted = drafter.num_speculative_steps if v2 else 1
         rows = (1, min(MANY, most))
         return ranks.conduct(partial(timed, rows=rows, drafted=drafted), step, draft)
@@ -91,9 +87,17 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
         delattr(drafter, run)
 
 
+def graphs(runner: Any) -> tuple[int, ...]:
+    """Sizes that a step is padded to, ascending; none where the engine captures no graphs."""
+    config = runner.compilation_config
+    if runner.device.type == "cpu" or not config.cudagraph_mode:
+        return ()
+    captured = sorted(set(config.cudagraph_capture_sizes or ()))
+    return tuple(size for size in captured if size <= runner.max_num_tokens)
+
+
 def largest_step(runner: Any) -> int:
     """Tokens of the largest step that only decodes."""
-    scheduler, speculative = runner.scheduler_config, runner.speculative_config
-    drafts = longest_draft(runner.vllm_config) if speculative is not None else 0
+    longest = runner.scheduler_config.max_num_seqs * (1 + longest_draft(runner.vllm_config))
     logits = tokens_of_logits(runner.model_config.get_vocab_size())
-    return int(min(scheduler.max_num_seqs * (1 + drafts), runner.max_num_tokens, logits))
+    return int(min(longest, runner.max_num_tokens, logits))

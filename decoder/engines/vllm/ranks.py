@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from decoder.engines.vllm.plan import Plan, message_for, missing, place, read, write
+from decoder.engines.vllm.plan import HEADER, INLINE, Plan, read, write
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Ranks:
             most_rows: requests of a batch at most.
         """
         self.rank, self.size, self._group = rank, size, group
-        self._message = message_for(most_rows)
+        self._message = np.zeros(HEADER + most_rows + INLINE, np.int32)
         self._tensor = torch.from_numpy(self._message)
         self._step = 0
 
@@ -128,10 +128,10 @@ class Ranks:
 
     def _received(self, rows: int) -> Plan:
         self._broadcast(self._tensor)
-        if place(self._message) != (self._step, rows):
-            there, here = place(self._message), (self._step, rows)
-            self.end(f"rank 0 is at (step, requests) {there}, and not at {here}.")
-        rest = np.empty(missing(self._message), np.int32)
+        *there, _, count = self._message[:HEADER].tolist()
+        if there != (here := [self._step, rows]):
+            self.end(f"rank 0 is at (step, requests) {tuple(there)}, and not at {tuple(here)}.")
+        rest = np.empty(max(count - INLINE, 0), np.int32)
         if len(rest):
             self._broadcast(torch.from_numpy(rest))
         return read(self._message, rest)

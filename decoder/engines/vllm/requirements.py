@@ -295,9 +295,7 @@ def check(config: Any, settings: WorkerSettings) -> None:
     Raises:
         EngineError: a setting is refused; the message says what to set.
     """
-    refused = _applying("refused", config, settings)
-    if refused:
-        row = refused[0]
+    for row in _applying("refused", config, settings):
         raise EngineError(f"{row.setting} ({row.values}): {row.why}")
     for row in _applying("clamped", config, settings):
         log.warning("%s (%s): %s", row.setting, row.values, row.why)
@@ -315,12 +313,9 @@ def within(config: Any, settings: WorkerSettings) -> WorkerSettings:
 
 
 def _applying(verdict: Verdict, config: Any, settings: WorkerSettings) -> list[Requirement]:
-    found = []
-    for row in REQUIREMENTS:
-        if row.verdict != verdict or row.applies is None:
-            continue
-        if config.speculative_config is None and row is not REQUIREMENTS[0]:
-            continue
-        if row.applies(config, settings):
-            found.append(row)
-    return found
+    rows = REQUIREMENTS if config.speculative_config is not None else REQUIREMENTS[:1]
+    return [
+        row
+        for row in rows
+        if row.verdict == verdict and row.applies is not None and row.applies(config, settings)
+    ]

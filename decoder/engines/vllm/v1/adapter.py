@@ -44,7 +44,6 @@ class V1Adapter(Adapter):
         self._shares_blocks = shares_blocks
         self._hits = False  # whether a request of the step under way began in others' blocks
         self._full = False  # whether no more of the step can be set aside
-        self._drafter_failed = False
 
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Let go of the requests that ended, before their blocks serve others."""
@@ -97,26 +96,13 @@ class V1Adapter(Adapter):
         self.drafted(names, [len(tokens) for tokens in drafts], plan.k if any(made) else 0)
         return drafts
 
-    def guarded(self, propose: Callable[..., Any]) -> Callable[..., Any]:
-        """A drafter's ``propose``, except that a fault costs the step its model drafts alone.
+    def failed(self) -> None:
+        """Count the exception being handled, of the model drafter, which made nothing.
 
-        What was set aside is dropped then, and requests under way have no more model drafts, for
-        which the drafter would miss that text.
+        What was set aside is dropped, and requests under way have no more model drafts, for which
+        the drafter would miss that text.
         """
-
-        def guarded(*, next_token_ids: torch.Tensor, **arguments: Any) -> Any:
-            try:
-                return propose(next_token_ids=next_token_ids, **arguments)
-            except Exception:  # noqa: BLE001 - told by the complaints
-                self.failed("the model drafter failed: this step goes on without its drafts")
-                return next_token_ids.new_empty((len(next_token_ids), 0), dtype=torch.int64)
-
-        return guarded
-
-    def failed(self, what: str) -> None:
-        """Count the exception being handled, of the model drafter, which made nothing."""
-        self._drafter_failed = True
-        super().failed(what)
+        super().failed()
         if self.late is not None:
             self.late.clear(missed=True)
 
@@ -152,14 +138,13 @@ class V1Adapter(Adapter):
             self.late.names, self.late.catch_up = names, self._hits or self._full or ended
             with self.sparing("reading could not be weighed"):
                 self._weigh_reading(scheduler_output.total_num_scheduled_tokens, len(names))
-        self._drafter_failed = False
         scheduler_output.num_spec_tokens_to_schedule = plan.k
         self.time(ours=False)
         try:
             drafts = draft()
-            return [] if self._drafter_failed or not plan.k else list(drafts.tolist())
+            return list(drafts.tolist()) if plan.k else []
         except Exception:  # noqa: BLE001 - told by the complaints
-            self.failed("the model drafter failed: this step goes on without its drafts")
+            self.failed()
             return []
 
     def _weigh_reading(self, tokens: int, rows: int) -> None:

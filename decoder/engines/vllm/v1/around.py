@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def adapter(
     runner: Any, worker: Worker | None, longest: int, ranks: Ranks, settings: WorkerSettings
 ) -> V1Adapter:
-    """The adapter of a ``GPUModelRunner``. Replaces its drafter's ``propose``, if it has one."""
+    """The adapter of a ``GPUModelRunner``. Replaces its drafter's ``propose`` by a late one's."""
     from decoder.engines.vllm.v1.adapter import V1Adapter  # late: it brings numba
 
     config, late, reading = runner.vllm_config, None, None
@@ -37,9 +37,23 @@ def adapter(
         worker, longest, late=late, has_model=has_model, ranks=ranks, reading=reading,
         shares_blocks=bool(config.cache_config.enable_prefix_caching),
     )  # fmt: skip
-    if has_model:
-        runner.drafter.propose = made.guarded((late or runner.drafter).propose)
+    if late is not None:
+        runner.drafter.propose = late.propose
     return made
+
+
+def full_graphs_of_plain_steps(runner: Any) -> None:
+    """Have vLLM's full graphs be of steps without drafts. To be called before it chooses them.
+
+    vLLM keeps full graphs, with attention in them, for steps in which each request has one number
+    of tokens, and rounds all sizes, those of other steps too, to multiples of it. With speculation
+    that is the longest draft and one more: with drafts of up to 64, a plain step of one request
+    takes 65. Steps whose requests all have the longest draft hardly occur here, and plain ones do
+    all the time, so the number is what it is without speculation. By it vLLM's runner and
+    dispatcher choose sizes, make the steps that are captured, and tell which steps may run on them;
+    it sizes no buffer. Mutates both; a mode or sizes that a person set stay.
+    """
+    runner.uniform_decode_query_len = runner.cudagraph_dispatcher.uniform_decode_query_len = 1
 
 
 def _execute_model(

@@ -67,18 +67,6 @@ class Piece:
         return replace(self, start=self.stop - 1, position=self.end - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What it takes to read a request's pieces when it is in no batch any more.
-
-    ``blocks`` int32 [blocks of a request] as they were at its last piece, and ``following`` int32
-    [] the token behind that piece.
-    """
-
-    blocks: Tensor
-    following: Tensor
-
-
 class LateDrafter:
     """Stands before the ``propose`` of one of vLLM's EAGLE3 drafters, unpadded batches only.
 
@@ -99,7 +87,9 @@ class LateDrafter:
         self._most = min(unread, drafter.max_num_tokens)
         self._reads_layers = bool(getattr(drafter, "eagle3_use_aux_hidden_state", True))
         self._pieces: dict[str, list[Piece]] = {}
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, tuple[Tensor, Tensor]] = {}
+        """What it takes to read a request's pieces when it is in no batch any more: its blocks
+        int32 [n] as they were at the last one, and the token int32 [] behind that."""
         self._last: tuple[Any, dict[str, Any]] | None = None  # of the last step set aside
         self._met: set[str] = set()
         self._read_blocks: set[int] = set()  # of which the last to write there is, or was, read
@@ -197,16 +187,16 @@ class LateDrafter:
         if not gone or self._last is None:
             return
         rows = [self._pieces[name] for name in gone]
-        places = [self._places[name] for name in gone]
+        blocks, following = zip(*(self._places[name] for name in gone), strict=True)
         for name in gone:
             self.forget(name)
         batch, rest = self._last
         self._merged(
             batch,
             rows,
-            torch.stack([place.blocks for place in places]),
+            torch.stack(blocks),
             [row[-1].end for row in rows],
-            torch.stack([place.following for place in places]),
+            torch.stack(following),
             0,
             rest,
         )
@@ -231,7 +221,7 @@ class LateDrafter:
             table = batch.block_table_tensor[: len(names)].clone()  # a view likewise
             for name, blocks, token in zip(names, table, next_token_ids, strict=False):
                 if name in self._pieces:
-                    self._places[name] = Place(blocks, token)
+                    self._places[name] = blocks, token
             self._last = batch, rest
             return next_token_ids.new_empty((len(names), 0), dtype=torch.int64)
         rows = [self._pieces.get(name) or [latest[name].end_alone()] for name in names]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 import numpy as np
@@ -32,6 +32,9 @@ from decoder.engines.vllm.v2.batch import Batch
 from decoder.engines.vllm.v2.scheduler import VERIFIED
 from decoder.engines.vllm.v2.speculators import speculator_for
 
+if TYPE_CHECKING:
+    from decoder.engines.vllm.adapter import Adapter
+
 log = logging.getLogger(__name__)
 
 GRAPHS: Final = model_runner.ModelCudaGraphManager
@@ -46,7 +49,7 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         super().__init__(vllm_config, device)
         self.serving = False
         self.batch = Batch(self)
-        self._plan = Plan.nothing(0)
+        self.adapter: Adapter  # of the step under way, where there is a chooser
         self._copies = torch.cuda.Stream(device)
         self._arrived: Any = None
         self._sampled: tuple[Any, Any] = (None, None)  # on their way, and where they come from
@@ -81,9 +84,10 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a step."""
         adapter = adapter_of(self) if self.serving and not kwargs.get("dummy_run") else None
-        self.speculator.chooser = None if adapter is None else self
+        self.speculator.chooser = adapter and self
         if adapter is None:
             return super().execute_model(scheduler_output, *args, **kwargs)
+        self.adapter = adapter
         adapter.before_step(self.batch, scheduler_output)
         with adapter.sparing("requests could not be followed"):
             self.batch.begin(scheduler_output)
@@ -135,23 +139,17 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         self._arrived.synchronize()
         (tokens, counts), self._sampled = self._sampled[0], (None, None)
         sampled = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
-        adapter = adapter_of(self)
-        self._plan = Plan.nothing(len(names))
-        if adapter is not None:
-            with adapter.sparing("what was committed could not be followed"):
-                self.batch.commit(names, sampled)
-            self._plan = adapter.decide(self.batch, self.batch.seen(most), sampled)
-        return self._plan
+        with self.adapter.sparing("what was committed could not be followed"):
+            self.batch.commit(names, sampled)
+        return self.adapter.decide(self.batch, self.batch.seen(most), sampled)
 
-    def drafts(self, names: list[str], made: Tensor | None) -> Tensor:
+    def drafts(self, names: list[str], plan: Plan, made: Tensor | None) -> Tensor:
         """All drafts int64 [requests, longest], -1 behind each; ``made`` are the model's."""
-        plan, longest = self._plan, self.num_speculative_steps
         if made is None:
             plan = dataclasses.replace(plan, k=0)
         lengths = self.batch.chosen(names, plan)
-        if (adapter := adapter_of(self)) is not None:
-            adapter.drafted(names, lengths, plan.k)
-        given = np.full((len(names), longest), -1, np.int64)
+        self.adapter.drafted(names, lengths, plan.k)
+        given = np.full((len(names), self.num_speculative_steps), -1, np.int64)
         for row, tokens in zip(given, plan.given, strict=True):
             row[: len(tokens)] = tokens
         drafts = torch.from_numpy(given).to(self.device, non_blocking=True)
@@ -162,9 +160,3 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
                 model[:, None], made[:, : plan.k], drafts[:, : plan.k]
             )
         return drafts
-
-    def failed(self) -> None:
-        """The drafter has failed, of which the exception is being handled."""
-        adapter = adapter_of(self)
-        assert adapter is not None, "there is a chooser"
-        adapter.failed("the model drafter failed: this step goes on without its drafts")

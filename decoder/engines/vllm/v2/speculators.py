@@ -6,29 +6,19 @@ host needs no more than the sampled tokens: its passes for further tokens come a
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.requirements import within
 from decoder.settings import WorkerSettings
 
-
-class Chooser(Protocol):
-    """Who chooses what a step drafts, and is told what the drafter made."""
-
-    def decide(self, names: list[str], most: int) -> Plan:
-        """What to draft for the requests of the batch, ``most`` tokens each."""
-
-    def drafts(self, names: list[str], made: Tensor | None) -> Tensor:
-        """All drafts int64 [requests, longest], -1 behind each; ``made`` are the model's."""
-
-    def failed(self) -> None:
-        """The drafter has failed, of which the exception is being handled."""
+if TYPE_CHECKING:
+    from decoder.engines.vllm.plan import Plan
+    from decoder.engines.vllm.v2.runner import HybridRunner
 
 
 class CacheSpeculator(BaseSpeculator):  # type: ignore[misc]
@@ -39,7 +29,8 @@ class CacheSpeculator(BaseSpeculator):  # type: ignore[misc]
 
     def __init__(self, longest: int, device: Any) -> None:
         """Take ``longest`` draft tokens of a request at most."""
-        self.chooser: Chooser | None = None
+        self.chooser: HybridRunner | None = None
+        """Who chooses; None while vLLM warms up."""
         self._shape, self._device = longest, device
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
@@ -53,8 +44,9 @@ class CacheSpeculator(BaseSpeculator):  # type: ignore[misc]
         if self.chooser is None:
             shape = len(input_batch.req_ids), self._shape
             return torch.zeros(shape, dtype=torch.int64, device=self._device)
-        self.chooser.decide(input_batch.req_ids, kwargs["num_speculative_tokens"])
-        return self.chooser.drafts(input_batch.req_ids, None)
+        names = input_batch.req_ids
+        plan = self.chooser.decide(names, kwargs["num_speculative_tokens"])
+        return self.chooser.drafts(names, plan, None)
 
 
 class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
@@ -63,7 +55,7 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
     def __init__(self, config: Any, device: Any, depth: int) -> None:
         """Make vLLM's own, whose graphs then draft no more than that."""
         super().__init__(config, device)
-        self.chooser: Chooser | None = None
+        self.chooser: HybridRunner | None = None
         self.enable_adaptive_verification = self.use_acceptance_estimator = (
             False  # lengths are ours
         )
@@ -85,7 +77,7 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
         """Drafts int64 [requests, longest]; the drafter's own while vLLM warms up."""
         self._most = kwargs.get("num_speculative_tokens", self._longest)
         kwargs["num_speculative_tokens"] = min(self._most, self.num_speculative_steps)
-        if kwargs.get("dummy_run") or self.chooser is None:
+        if (chooser := self.chooser) is None:
             made: Tensor = super().propose(input_batch, *args, **kwargs)
             wide = made.new_zeros((len(made), self._longest))
             wide[:, : made.shape[1]] = made
@@ -94,20 +86,16 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
         drafted: Tensor | None = None
         try:
             drafted = super().propose(input_batch, *args, **kwargs)
-        except Exception:  # noqa: BLE001 - told by the chooser
-            self.chooser.failed()
-            self._choose()
-        self._names, self._plan = [], None
-        return self.chooser.drafts(input_batch.req_ids, drafted)
+        except Exception:  # noqa: BLE001 - told by the adapter
+            chooser.adapter.failed()
+        plan = self._plan or chooser.decide(self._names, self._most)
+        return chooser.drafts(self._names, plan, drafted)
 
     def on_prefill_end(self, num_reqs: int) -> None:
         """Choose while the device reads."""
         super().on_prefill_end(num_reqs)
-        self._choose()
-
-    def _choose(self) -> None:
-        if self.chooser is not None and self._names and self._plan is None:
-            self._plan = self.chooser.decide(self._names, self._most)
+        chooser = self.chooser
+        self._plan = chooser.decide(self._names, self._most) if chooser is not None else None
 
     def _multi_step_decode(self, *args: Any) -> None:
         if tokens := self._wanted(args[-1]):

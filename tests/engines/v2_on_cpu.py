@@ -1,4 +1,4 @@
-"""vLLM's worker on a CPU, with our runner: what the tests run.
+"""vLLM's worker on a CPU, with our V2 runner.
 
 A module of its own: vLLM's replaces streams and events of an accelerator where it is imported.
 """
