@@ -180,7 +180,7 @@ def _ratio_axis(ratios: Sequence[Record]) -> Record:
 def _ratios(ledger: Ledger, began: float, ended: float) -> list[Record]:
     even = _line("even", [(began, 1.0), (ended, 1.0)], COLOURS["none"], 1)
     data = [even | {"showlegend": False, "hoverinfo": "skip"}]
-    rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
+    rounds = ledger.own_rounds
     for side in compared(rounds):
         points = over_time(rounds, side)
         bounded = [(t, e) for t, e in points if is_bounded(e)]
@@ -213,7 +213,7 @@ def record(
         facts: further figures by name.
         nothing: what stands in the place of a chart without anything to draw.
     """
-    rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
+    rounds = ledger.own_rounds
     found = uplifts(rounds, ledger.phases)
     times = [*(s.time for s in ledger.statuses), *(r.time for r in rounds)] or [time.time()]
     began, ended = min(times), max(times)
