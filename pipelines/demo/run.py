@@ -24,7 +24,7 @@ from decoder.contracts.errors import ProcessError
 from decoder.policy.probes import to_bytes
 from pipelines.demo import breakage
 from pipelines.demo.summary import Summary, summarise
-from pipelines.demo.traffic import PLANS, Plan, Traffic
+from pipelines.demo.traffic import PLANS, Traffic
 from pipelines.policy import moves
 from pipelines.reports import Shown, write_json, write_text
 from pipelines.stack.processes import wait_until
@@ -40,8 +40,6 @@ ENOUGH: Final = 20
 """Pairs of each comparison after which a phase is over. By their number, and not by what they say:
 so the interval need not be widened for every earlier look."""
 SHORTEST_SECONDS: Final = 60.0
-ALL_PHASES_SECONDS: Final = 240.0
-"""Below this, further phases would leave none of them time to learn in."""
 DRAIN_SECONDS: Final = 60.0
 """How long the learner may take in nothing new before what it has not is called lost."""
 REPORT_SECONDS: Final = 30.0
@@ -61,13 +59,6 @@ FROM_SCRATCH: Final[Mapping[str, str]] = {
 }
 """What ``--from-scratch`` sets as well: nothing is learned yet, and the policy that ships is one of
 those compared."""
-
-
-def phases_for(seconds: float) -> list[tuple[Plan, float]]:
-    """The phases that fit into ``seconds`` of traffic, each with its own length."""
-    plans = PLANS if seconds >= ALL_PHASES_SECONDS else PLANS[:2]
-    whole = sum(plan.share for plan in plans)
-    return [(plan, seconds * plan.share / whole) for plan in plans]
 
 
 def traffic_seconds(minutes: float | None, spent: float) -> float:
@@ -120,8 +111,8 @@ def run(
                 ready = partial(bool, statuses)
                 wait_until(children[name], ready, REPORT_SECONDS, list(children.values()))
             before, began = ledger.consumed, time.time()
-            phases = phases_for(traffic_seconds(minutes, time.monotonic() - started))
-            by_hand = _run_phases(stack, traffic, phases, console)
+            seconds = traffic_seconds(minutes, time.monotonic() - started)
+            by_hand = _run_phases(stack, traffic, seconds, console)
             with console.status("waiting until every event has reached the learner"):
                 traffic.end()
                 _wait_until_learned(stack, ledger, before)
@@ -153,16 +144,15 @@ def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
     write_text(render(page), folder / "report.html")
 
 
-def _run_phases(
-    stack: Stack, traffic: Traffic, phases: list[tuple[Plan, float]], console: Console
-) -> int:
-    """Send the traffic of all phases; the version that was promoted by mistake, or 0."""
-    whole, earlier, by_hand, ledger = sum(seconds for _, seconds in phases), 0.0, 0, traffic.ledger
+def _run_phases(stack: Stack, traffic: Traffic, whole: float, console: Console) -> int:
+    """Send the traffic of all phases, of ``whole`` seconds at most; the version that was promoted
+    by mistake, or 0."""
+    earlier, by_hand, ledger = 0.0, 0, traffic.ledger
     with Shown(console) as bar:
-        for index, (plan, seconds) in enumerate(phases):
+        for index, plan in enumerate(PLANS):
             breakage.set_broken(stack.api, plan.broken)
             traffic.begin(plan, seed=index)
-            began = time.monotonic()
+            began, seconds = time.monotonic(), whole * plan.share
             # only a champion of the learner's can have its place taken
             if plan.mistake and ledger.learner and ledger.learner[-1].champion_version:
                 by_hand = promote(stack.tracking_uri, ledger.scope, HOME)

@@ -96,14 +96,13 @@ def _failings(summary: Summary) -> list[str]:
 
 def _notes(summary: Summary) -> list[str]:
     """What was not shown, for want of time; no fault."""
-    learned = "Nothing that was learned in these minutes was shown to be better than what served."
     open_ = [
         _named(side)
         for side, one in summary["uplift"].items()
         if one["low"] is None or one["low"] <= 1.0 <= one["high"]
     ]
     told = f"Whether it is faster than {', '.join(open_)} cannot be told from this run."
-    return [learned] * (not summary["policy_versions_applied"]) + [told] * bool(open_)
+    return [told] if open_ else []
 
 
 def _interval(one: Mapping[str, float]) -> str:
@@ -160,7 +159,7 @@ def _learning(summary: Summary) -> str:
     applied = summary["policy_versions_applied"]
     if not applied:
         tried = summary["learner"].get("candidates", 0)
-        return f"{began}, tried {tried} candidates, and put none in force."
+        return f"{began} and tried {tried} candidates, of which none was shown to be better."
     first = next(s["at_s"] for s in summary["policy_switches"] if s["version"] == applied[0])
     return (
         f"{began}, learned from {summary['events_consumed']} draft events of its own traffic, and "

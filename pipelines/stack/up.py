@@ -37,14 +37,17 @@ def up(ports: Ports, page_port: int, home: Home, console: Console) -> NoReturn:
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; everything is stopped by then.
         BrokerError, ProcessError, ModelError, RegistryError: a part did not come up at first.
     """
-    from pipelines.watch.live import Beside, serving  # late: who only keeps parts up needs no page
+    from pipelines.watch.live import (
+        links_to,
+        serving,
+    )  # late: who only keeps parts up needs no page
 
     # known before a minute has gone into the rest
     machine.check_free(page_port, "choose another with --page-port")
     with running(ports, home, console) as stack:
         logs = {name: part.log for name, part in stack.parts.items()}
-        beside = Beside(stack.tracking_uri, stack.api, first_request(stack), logs)
-        with serving(stack.kafka, page_port, beside) as page:
+        links = links_to(stack.api, stack.tracking_uri, logs)
+        with serving(stack.kafka, page_port, links, logs, first_request(stack)) as page:
             console.print(greeting(stack, page, home), highlight=False, soft_wrap=True)
             keep(stack.parts, stack.children, lambda what: say(console, what))
 

@@ -147,6 +147,11 @@ class Ledger:
         """That of the worker seen last; "" before any."""
         return self.statuses[-1].scope if self.statuses else ""
 
+    @property
+    def own_rounds(self) -> list[Round]:
+        """Rounds of the scope."""
+        return [r for r in list(self.rounds) if r.scope == self.scope]
+
     def add_drafts(self, batch: EventBatch) -> None:
         """Count the events of ``batch``."""
         if self._is_mine(batch.origin.worker, batch.origin.scope):

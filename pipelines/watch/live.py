@@ -9,9 +9,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,46 +48,24 @@ LOG_BYTES: Final = 1 << 16
 """Of a log's end, which is what is shown of it."""
 
 
-@dataclass(frozen=True)
-class Beside:
-    """What is there beside the page: the addresses of MLflow and of the API, the command of a first
-    request, and the logs by the name of their part. Empty is not there."""
-
-    tracking_uri: str = ""
-    api: str = ""
-    request: str = ""
-    logs: Mapping[str, Path] = field(default_factory=dict)
-
-    def registry(self, page: str) -> dict[str, str]:
-        """A link to a page of MLflow; to the learner's log where it is no server."""
-        if not self.tracking_uri.startswith("http"):
-            return self.log("learner")
-        return {"label": f"MLflow's {page}", "href": f"{for_anybody(self.tracking_uri)}/#/{page}"}
-
-    def metrics(self) -> dict[str, str]:
-        """A link to the worker's metrics."""
-        return {"label": "its metrics", "href": f"{self.api}/metrics"} if self.api else {}
-
-    def log(self, part: str) -> dict[str, str]:
-        """A link to a part's log."""
-        href = f"/log/{part}" if part in self.logs else ""
-        return {"label": f"the {part}'s log", "href": href} if href else {}
-
-    def tail(self, part: str) -> str:
-        """The end of a part's log.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        with self.logs[part].open("rb") as file:
-            file.seek(max(0, self.logs[part].stat().st_size - LOG_BYTES))
-            return file.read().decode(errors="replace")
+def links_to(api: str, tracking_uri: str, parts: Iterable[str]) -> dict[str, str]:
+    """Addresses of what tells more, by what it is: the worker's metrics, MLflow where that is a
+    server, and the parts' logs, which the page serves itself."""
+    found = {"metrics": f"{api}/metrics"} | {f"the {part}'s log": f"/log/{part}" for part in parts}
+    if tracking_uri.startswith("http"):
+        registry = for_anybody(tracking_uri)
+        found |= {f"{page} in MLflow": f"{registry}/#/{page}" for page in ("models", "experiments")}
+    return found
 
 
 @contextmanager
-def serving(kafka: KafkaSettings, port: int, beside: Beside) -> Iterator[str]:
+def serving(
+    kafka: KafkaSettings, port: int, links: Mapping[str, str] = {},
+    logs: Mapping[str, Path] = {}, request: str = "",
+) -> Iterator[str]:  # fmt: skip
     """Serve the page on 127.0.0.1, at ``port`` or a free one; its address. It shows the last hour,
-    and what comes.
+    and what comes; ``logs`` by their part, whose ends it serves, and the command of a first
+    ``request``.
 
     Neither a broker that is away nor a record that keeps no contract ends it. Whoever asks by
     another name than that of this machine is refused.
@@ -97,17 +74,17 @@ def serving(kafka: KafkaSettings, port: int, beside: Beside) -> Iterator[str]:
         ProcessError: the port is taken.
     """
     ledger = Ledger(keep_s=HISTORY_S)
-    nothing = f"Nothing yet: ask something.\n\n{beside.request}".rstrip()
+    nothing = f"Nothing yet: ask something.\n\n{request}".rstrip()
     complaints = Complaints()  # browsers ask every few seconds
     one_at_a_time = threading.Lock()
 
     @lru_cache(1)
     def figures(period: float) -> Record:
-        return record(ledger, TITLE, sentences(ledger, beside), nothing=nothing)
+        return record(ledger, TITLE, sentences(ledger, links), nothing=nothing)
 
     def respond(path: str) -> tuple[int, str, str]:
-        if path.removeprefix("/log/") in beside.logs:
-            return 200, "text/plain; charset=utf-8", beside.tail(path.removeprefix("/log/"))
+        if log := logs.get(path.removeprefix("/log/")):
+            return 200, "text/plain; charset=utf-8", _tail(log)
         if path not in ("/", "/figures.json"):
             return 404, "text/plain", "There is /, /figures.json and /log/ with a part's name."
         with one_at_a_time:
@@ -162,23 +139,34 @@ CLOSE: Final = 0.05
 """Half the width, as a share, at which an interval is narrow enough to stop waiting for."""
 
 
-def sentences(ledger: Ledger, beside: Beside) -> list[dict[str, str]]:
+def _tail(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def sentences(ledger: Ledger, links: Mapping[str, str]) -> list[dict[str, str]]:
     """The four, of the worker seen last and its learner: ``text``, and of the one link that tells
     more its ``label`` and ``href``."""
     worker = ledger.statuses[-1] if ledger.statuses else None
     learner = ledger.learner[-1] if ledger.learner else None
     found = list(_troubles(ledger, worker, learner))
     wrong = f"Wrong now: {'; '.join(what for _, what in found)}." if found else "Nothing is wrong."
+    told = [
+        (_worth(ledger), "metrics"),
+        (_in_force(ledger, worker), "models in MLflow"),
+        (_learned(learner), "experiments in MLflow"),
+        (wrong, f"the {found[0][0] if found else 'worker'}'s log"),
+    ]
+    known = [(text, of if of in links else "the learner's log") for text, of in told]
     return [
-        {"text": _worth(ledger), **beside.metrics()},
-        {"text": _in_force(ledger, worker), **beside.registry("models")},
-        {"text": _learned(learner), **beside.registry("experiments")},
-        {"text": wrong, **beside.log(found[0][0] if found else "worker")},
+        {"text": text} | ({"label": of, "href": links[of]} if of in links else {})
+        for text, of in known
     ]
 
 
 def _worth(ledger: Ledger) -> str:
-    rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
+    rounds = ledger.own_rounds
     side = compared(rounds)[0]
     one = uplifts(rounds, ())[ALL][side]
     if not one.pairs:

@@ -187,7 +187,7 @@ def _ratio_axis(ratios: Sequence[Record]) -> Record:
 def _ratios(ledger: Ledger, began: float, ended: float) -> list[Record]:
     even = _line("even", [(began, 1.0), (ended, 1.0)], COLOURS["none"], 1)
     data = [even | {"showlegend": False, "hoverinfo": "skip"}]
-    rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
+    rounds = ledger.own_rounds
     for side in compared(rounds):
         points = over_time(rounds, side)
         bounded = [(t, e) for t, e in points if is_bounded(e)]
@@ -220,15 +220,14 @@ def record(
         facts: further figures by name.
         nothing: what stands in the place of a chart without anything to draw.
     """
-    rounds = [r for r in list(ledger.rounds) if r.scope == ledger.scope]
+    rounds = ledger.own_rounds
     found = uplifts(rounds, ledger.phases, bool(ledger.phases))  # they end, and are looked at once
     times = [*(s.time for s in ledger.statuses), *(r.time for r in rounds)] or [time.time()]
     began, ended = min(times), max(times)
     if ledger.phases:
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
-        _ratio_table(found),
-        _phase_table(ledger, rounds),
+        _ratio_table(found, {p.name: f"{rate_in(p, rounds):.1f}" for p in ledger.phases}),
         _version_table(ledger),
         _table("Figures", [], facts.items()),
     ]
@@ -267,24 +266,15 @@ def _tile(side: str, whole: Effect) -> Record:
     return {"id": f"over_{side}", "label": f"over {NAMES[side]}", "value": value, "detail": detail}
 
 
-def _ratio_table(found: Mapping[str, Mapping[str, Effect]]) -> Record:
+def _ratio_table(found: Mapping[str, Mapping[str, Effect]], rates: Mapping[str, str]) -> Record:
     sides = [*found[ALL]]
     rows = []
     for name, one in found.items():
         ends = [NAMES[side] for side in best_and_worst(one) or ()] or ["cannot tell", ""]
-        rows.append([name, *(as_text(one[side]) for side in sides), *ends])
+        rows.append([name, *(as_text(one[side]) for side in sides), *ends, rates.get(name, "")])
     head = ["phase", *(f"over {NAMES[s]}" for s in sides), "best fixed", "worst fixed"]
-    return _table("Nobody has to choose: ratios of tokens a second", head, rows)
-
-
-def _phase_table(ledger: Ledger, rounds: Sequence[Round]) -> Record:
-    head = ["phase", "workloads", "tokens / s", *ARMS]
-    rows = []
-    windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])
-    for phase, window in zip(ledger.phases, windows, strict=True):
-        named = [phase.name, ", ".join(phase.workloads), f"{rate_in(phase, rounds):.1f}"]
-        rows.append([*named, *(f"{window.arm_shares[arm]:.0%}" for arm in ARMS)])
-    return _table("Phases: what the policy in force did", head, rows)
+    title = "Nobody has to choose: ratios of tokens a second"
+    return _table(title, [*head, "tokens / s"], rows)
 
 
 def _version_table(ledger: Ledger) -> Record:

@@ -10,14 +10,13 @@ import pytest
 
 from decoder.contracts.bundle import MAX_DRAFT
 from decoder.contracts.errors import PolicyRefused
-from decoder.contracts.events import COLUMNS, LIMITS, encode_batch
+from decoder.contracts.events import COLUMNS, LIMITS
 from decoder.contracts.features import FEATURES
 from decoder.contracts.identity import Pseudonyms
 from decoder.contracts.settings import OF_NO_CLASS, Settings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import TOPICS
-from tests.contracts.settings_page import CLASSES, OTHERS
-from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
+from tests.docs.reference import CLASSES, OTHERS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "topics.md").read_text()
@@ -33,34 +32,11 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows]
 
 
-def code(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    (block,) = (b for b in BLOCKS if f"def {name}(" in b)
-    assert len(block.splitlines()) < 30 and "decoder" not in block
-    exec(block, found)
-    return found
-
-
-def test_the_reader_reads_each_event_once_and_names_its_columns(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rows = code("rows")["rows"]
-    first, second = encode_batch([EVENT, PLAIN], ORIGIN, 0), encode_batch([PLAIN], ORIGIN, 1)
-    last = encode_batch([EVENT._replace(number=9)], ORIGIN, 4)
-    read = [row for value in (first, first, second, last) for row in rows(0, value)]
-    assert [row["number"] for row in read] == [1, 2, 9]
-    assert capsys.readouterr().out == "2 records of w are missing\n"
-    mine, plain, _ = read
-    assert (mine["worker"], mine["arm"], mine["accepted"]) == ("w", "cache", 4)
-    assert EVENT.features is not None
-    for index, name in enumerate(FEATURES):
-        assert mine[f"feature_{name}"] == pytest.approx(float(EVENT.features[index]), abs=1e-5)
-        assert plain[f"feature_{name}"] is None
-
-
 def test_the_pseudonyms_are_ours() -> None:
-    pseudonym = code("pseudonym")["pseudonym"]
-    assert pseudonym(b"key", "tenant", "blue") == Pseudonyms(b"key").of("tenant", "blue")
+    (block,) = (b for b in BLOCKS if "def pseudonym(" in b)
+    found: dict[str, Any] = {}
+    exec(block, found)
+    assert found["pseudonym"](b"key", "tenant", "blue") == Pseudonyms(b"key").of("tenant", "blue")
 
 
 def test_every_column_is_listed_with_its_range() -> None:

@@ -6,19 +6,25 @@ performance takes from its data. What fields of topics mean is written by hand o
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 
+from decoder.contracts.settings import SECRETS_VARIABLE, KafkaSettings, Settings
 from decoder.engines.vllm.requirements import HOW_TO_START, REQUIREMENTS
+from decoder.settings import FACTOR, WHOLE_FACTOR, WorkerSettings
 from decoder.telemetry import metrics as worker
+from decoder.telemetry.mapped import FOLDER_VARIABLE
 from learner import metrics as learner
-from pipelines.cli import app
+from learner.settings import LearnerSettings
+from pipelines.cli import app, up
+from pipelines.machine import FLAGS_VARIABLE
 from pipelines.telemetry import schemas
-from tests.contracts import settings_page
 from tests.docs.pages import DOCS, filled, table
 
 FOLDER: Final = DOCS / "reference"
@@ -38,6 +44,107 @@ SUMMED: Final = (
     ("registry_away_seconds", "Since when MLflow does not answer; 0: it does.", ""),
     ("lease_known", "1 where some learner holds the scope, as far as is known.", "scope"),
 )
+
+
+CLASSES: Final[dict[str, type[Settings]]] = {
+    "Worker": WorkerSettings,
+    "Learner": LearnerSettings,
+    "Kafka: worker, learner, and every command that reads topics": KafkaSettings,
+}
+PORTS: Final = {
+    "api_port": "the worker's API and its `/metrics`",
+    "kafka_port": "the embedded broker",
+    "mlflow_port": "MLflow",
+    "page_port": "the page that shows live what the service brings",
+}
+OTHERS: Final = {
+    SECRETS_VARIABLE: "folder with a file for each setting that is not to stand in the "
+    "environment, named like its variable in lower case",
+    FLAGS_VARIABLE: "feature flags to go by instead of the processor's own",
+    FOLDER_VARIABLE: "folder that vLLM's processes share figures in; `hvd serve` sets it, in a "
+    "vLLM of your own name an empty one",
+    "XDG_CACHE_HOME": "where the user's cache is, by the XDG specification; `~/.cache`",
+}
+THAT_HANG: Final = {
+    "name": "host and process id",
+    "suffix_max_factor": f"`{FACTOR}`, `{WHOLE_FACTOR}` with `HVD_WORKER_START=counting`",
+}
+"""Defaults that hang on the machine, or on another setting."""
+SETTINGS_HEAD: Final = """\
+# Settings
+
+Every variable that a process of the service reads, made of the code. What has no row here is a
+named constant.
+
+An unknown name with one of these prefixes, or a value out of its range, ends the process with one
+sentence. *Secret* values are in no message; files may hold them ([others](#others)).
+
+`hvd serve` sets `HVD_WORKER_ENABLED=1`, and `HVD_WORKER_TENANTS=middleware` unless you set it.
+`hvd up` tells its processes where broker, registry and the learner's state are.
+"""
+
+
+def settings() -> str:
+    """Every variable that a process of the service reads."""
+    parts = [SETTINGS_HEAD]
+    for title, kind in CLASSES.items():
+        prefix = str(kind.model_config.get("env_prefix", ""))
+        rows = [
+            [f"`{prefix}{name.upper()}`", default(name, field), values(field), meaning(field)]
+            for name, field in kind.model_fields.items()
+        ]
+        parts.append(f"## {title}\n\n{table(['variable', 'default', 'takes', 'meaning'], rows)}")
+    ports = [
+        [f"`--{name.replace('_', '-')}`", f"`{port.default}`", PORTS[name]]
+        for name, port in inspect.signature(up).parameters.items()
+    ]
+    others = [[f"`{name}`", said] for name, said in OTHERS.items()]
+    parts.append(f"## Ports of `hvd up`\n\n{table(['option', 'default', 'of'], ports)}")
+    parts.append(f"## Others\n\n{table(['variable', 'meaning'], others)}")
+    return "\n".join(parts)
+
+
+def meaning(field: FieldInfo) -> str:
+    told = field.description or ""
+    return told if field.repr else f"{told} (secret)"
+
+
+def default(name: str, field: FieldInfo) -> str:
+    if name in THAT_HANG:
+        return THAT_HANG[name]
+    value = field.default
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, bool):
+        value = int(value)
+    return f"`{','.join(value) if isinstance(value, tuple) else value}`"
+
+
+def values(field: FieldInfo) -> str:
+    """What a value may be, where its default does not say it."""
+    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind != NoneType]
+    if choice := [word for kind in kinds for word in words(kind)] or words(field.annotation):
+        return ", ".join(f"`{word}`" for word in choice)
+    if field.annotation is bool:
+        return "`0`, `1`"
+    return limits_of(field.metadata)
+
+
+def words(kind: Any) -> tuple[str, ...]:
+    """Of a choice."""
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def limits_of(limits: list[Any]) -> str:
+    """``limits`` are pydantic's, which come from a package that it alone depends on."""
+    said: dict[str, Callable[[Any], str]] = {
+        "Ge": lambda limit: f"at least {limit.ge}",
+        "Gt": lambda limit: f"more than {limit.gt:g}",
+        "Le": lambda limit: f"at most {limit.le}",
+        "Lt": lambda limit: f"less than {limit.lt:g}",
+    }
+    known = [limit for limit in limits if type(limit).__name__ in said]
+    return ", ".join(said[type(limit).__name__](limit) for limit in known)
 
 
 def commands() -> str:
@@ -77,8 +184,8 @@ def parameter(given: Any) -> list[str] | None:
 def takes(given: Any) -> str:
     """The words of a choice, or the kind and range of a value; nothing of a switch."""
     kind = given.type_descriptor.annotation
-    if get_origin(kind) is Literal:
-        return ", ".join(f"`{word}`" for word in get_args(kind))
+    if choice := words(kind):
+        return ", ".join(f"`{word}`" for word in choice)
     kinds = [each for each in get_args(kind) if each is not NoneType] or [kind]
     if kinds == [bool]:
         return ""
@@ -156,7 +263,7 @@ def performance() -> str:
 
 
 MADE: Final[Mapping[Path, Callable[[], str]]] = {
-    settings_page.PAGE: settings_page.page,
+    FOLDER / "settings.md": settings,
     FOLDER / "cli.md": commands,
     FOLDER / "metrics.md": metrics,
     FOLDER / "vllm-settings.md": vllm_settings,

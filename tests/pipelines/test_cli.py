@@ -22,17 +22,6 @@ def hvd(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_help_teaches_every_command_and_what_to_try_first() -> None:
-    whole, up = (
-        " ".join(CliRunner().invoke(app, [*words, "--help"]).stdout.split())
-        for words in ((), ("up",))
-    )
-    commands = "serve learn up demo doctor model train-drafter bootstrap drift bench policy"
-    assert not [command for command in commands.split() if command not in whole]
-    tries = ("request", "page", "topic", "rollback", "started again")
-    assert not [what for what in tries if what not in up]
-
-
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; import pipelines.cli; "

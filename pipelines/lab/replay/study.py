@@ -137,7 +137,7 @@ def table(found: dict[str, Any], title: str = "Tokens a unit of time, over greed
     rates = Table(title=title, caption=_CAPTION, box=SIMPLE, padding=0, pad_edge=False)
     rates.add_column("set", overflow="fold", min_width=10)
     for heading in (*SHOWN, "eagle3", "best", "/ best", "/ picked"):
-        rates.add_column(heading, justify="right", overflow="fold")
+        rates.add_column(heading, justify="right", no_wrap=True)
     for name, over in found["x_greedy"].items():
         at = found["hybrid_over_picked"].get(name)
         picked = f"{at['ratio']:.3f} ({at['low']:.2f}-{at['high']:.2f})" if at else "-"

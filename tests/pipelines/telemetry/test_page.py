@@ -17,6 +17,7 @@ from decoder.contracts.events import COLUMNS, DraftEvent, encode_batch
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from pipelines.telemetry.export import export
+from tests.contracts.test_events import EVENT, ORIGIN
 from tests.pipelines.telemetry.conftest import (
     HOSTILE,
     ONE,
@@ -74,10 +75,15 @@ def test_the_reader_of_a_plain_client_prints_each_event_once(
     produce(empty, [sent for sent in mixed() if sent[1] not in HOSTILE])
     decoder, loop = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[1:3]
     assert len(decoder.splitlines()) < 30 and "decoder" not in decoder + loop
-    exec(decoder + loop.replace("127.0.0.1:9092", empty.bootstrap_servers), {})
+    told: dict[str, Any] = {}
+    exec(decoder + loop.replace("127.0.0.1:9092", empty.bootstrap_servers), told)
     lines = capsys.readouterr().out.splitlines()
     assert "2 records of one are missing" in lines
     assert len(lines) == 101
+    (row,) = told["rows"](0, encode_batch([EVENT], ORIGIN, 0))
+    assert EVENT.features is not None and (row["worker"], row["accepted"]) == ("w", 4)
+    for name, value in zip(FEATURES, EVENT.features, strict=True):
+        assert row[f"feature_{name}"] == pytest.approx(float(value), abs=1e-5)
 
 
 (BLOCK,) = re.findall(r"```python\n([^`]*duckdb.*?)```", PAGE, re.DOTALL)

@@ -22,7 +22,7 @@ from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.watch import ledger as ledger_module
 from pipelines.watch.ledger import Drafts, Ledger, Phase, Window
-from pipelines.watch.live import Beside, sentences, serving
+from pipelines.watch.live import links_to, sentences, serving
 from pipelines.watch.page import ALL, as_dict, as_text, rate_in, record, render, uplifts
 from tests.conftest import until
 from tests.decoder.telemetry.broker import running
@@ -80,17 +80,16 @@ def test_a_page_says_what_it_is_worth_what_is_in_force_what_was_learned_and_what
     assert marks == {"agentic", "conversation", "v1", "v2", "alarm"}
     tables = {table["title"]: table["rows"] for table in figures["tables"]}
     agentic, *_ = tables["Nobody has to choose: ratios of tokens a second"]
-    assert agentic[-2:] == ["stock suffix decoding", "plain decoding"]
+    assert agentic[-3:-1] == ["stock suffix decoding", "plain decoding"]
+    assert agentic[0] == "agentic" and float(agentic[-1]) == pytest.approx(60.0, rel=0.03)
     assert float(agentic[1].split()[0]) == pytest.approx(1.5, rel=0.03)
-    phase, _ = tables["Phases: what the policy in force did"]
-    assert phase[0] == "agentic" and float(phase[2]) == pytest.approx(60.0, rel=0.03)
     versions = [row[1:] for row in tables["Policy versions"]]
     assert ["v2", "in force on the worker"] in versions
     assert ["", "v2 is on trial"] in versions
 
 
 def told(ledger: Ledger) -> list[str]:
-    return [str(one["text"]) for one in sentences(ledger, Beside())]
+    return [str(one["text"]) for one in sentences(ledger, {})]
 
 
 def test_four_sentences_say_what_a_running_service_comes_to() -> None:
@@ -106,13 +105,18 @@ def test_four_sentences_say_what_a_running_service_comes_to() -> None:
     assert force == "Policy version 2, made by the learner, decides."
     assert f"took in {EVENTS} events, tried 5 candidates and promoted 1; version 2" in learned
     assert wrong == "Nothing is wrong."
-    logs = {part: Path(part) for part in ("worker", "learner", "registry")}
+    logs = ("worker", "learner", "registry")
     for uri, second, third in (
         ("http://m", "http://m/#/models", "http://m/#/experiments"),
         ("sqlite:///mlflow.db", "/log/learner", "/log/learner"),
     ):
-        links = [one["href"] for one in sentences(ledger, Beside(uri, "http://a", "", logs))]
-        assert links == ["http://a/metrics", second, third, "/log/worker"]
+        links = links_to("http://a", uri, logs)
+        assert [one["href"] for one in sentences(ledger, links)] == [
+            "http://a/metrics",
+            second,
+            third,
+            "/log/worker",
+        ]
     troubled = {"faults": 2, "events_dropped": 3, "drops": {"queue full": 3}, "fallback": "cache"}
     ledger.add_status(records.worker_status(now, 1, policy_version=2, **troubled))
     ledger.rounds = records.rounds(40, 1000.0, 2.0, {CHAMPION: 40.0, "plain": 40.0})
@@ -128,7 +132,7 @@ def test_four_sentences_say_what_a_running_service_comes_to() -> None:
     assert told(ledger)[1] == "Policy version 5, the policy that ships, decides."
     away = records.learner_status(now, 10, registry_away_since=now)
     ledger.add_status(away)
-    assert sentences(ledger, Beside(logs=logs))[3]["href"] == "/log/registry"
+    assert sentences(ledger, links)[3]["href"] == "/log/registry"
     ledger.rounds = ledger.rounds[:6]
     assert "about 1 minute more of such traffic" in told(ledger)[0]
 
@@ -217,7 +221,7 @@ def detail(url: str) -> str:
 def test_a_browser_reads_the_ratio_off_the_live_page_and_sees_it_change(kafka) -> None:
     began = time.time() - 120.0
     produce(kafka, began, records.FASTER)  # before the page is there: it reads what the topics hold
-    with serving(kafka, 0, Beside()) as url:
+    with serving(kafka, 0) as url:
         until(lambda: "30 pairs" in detail(url))
         document = opened(url, seconds=1.0)
         ratio = float(text_of(document, "over_plain"))
@@ -237,8 +241,8 @@ def address(tmp_path: Path) -> Iterator[str]:
     log = tmp_path / "worker.log"
     log.write_text("x" * 70_000 + "the last line")
     registry = "http://anna:hunter2@127.0.0.1:9"
-    beside = Beside(registry, "http://127.0.0.1:8", "curl -s there", {"worker": log})
-    with serving(nowhere, 0, beside) as address:
+    links = links_to("http://127.0.0.1:8", registry, ["worker"])
+    with serving(nowhere, 0, links, {"worker": log}, "curl -s there") as address:
         yield address
 
 
@@ -254,7 +258,7 @@ def test_the_live_page_is_served_to_this_machine_while_no_broker_is_there(addres
     assert log.text.endswith("the last line") and len(log.text) == 1 << 16
     port = int(address.rsplit(":", 1)[1])
     taken = pytest.raises(ProcessError, match=f"port {port} is taken")
-    with taken, serving(KafkaSettings(), port, Beside()):
+    with taken, serving(KafkaSettings(), port):
         pass
     for host, status in (("localhost", 200), ("localhost.evil.example:80", 403), ("", 403)):
         asked = httpx.get(f"{address}/figures.json", headers={"Host": host})
