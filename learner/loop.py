@@ -200,7 +200,7 @@ class Learner:
         if alarms:
             log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
         if won is not None and winner is not None:
-            log.info("scope %s: a candidate won: %s", name, won.contestant.reason)
+            log.info("scope %s: a candidate won: %s", name, won.reason)
             self.registrar.hand(winner)
 
     def _established(self) -> set[str]:

@@ -104,19 +104,13 @@ def _handler(vitals: Vitals, registry: CollectorRegistry) -> type[BaseHTTPReques
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
+            wrong = {"/health": vitals.ill, "/ready": vitals.ill or vitals.unready}.get(path)
+            status, told, kind = 503 if wrong else 200, f"{wrong or 'ok'}\n", "text/plain"
             if path == "/metrics":
-                self._answer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
-            elif path == "/health":
-                self._say(vitals.ill)
-            elif path == "/ready":
-                self._say(vitals.ill or vitals.unready)
-            else:
-                self._answer(404, b"there are /metrics, /health and /ready\n")
-
-        def _say(self, wrong: str) -> None:
-            self._answer(503 if wrong else 200, f"{wrong or 'ok'}\n".encode())
-
-        def _answer(self, status: int, body: bytes, kind: str = "text/plain") -> None:
+                told, kind = generate_latest(registry).decode(), CONTENT_TYPE_LATEST
+            elif wrong is None:
+                status, told = 404, "there are /metrics, /health and /ready\n"
+            body = told.encode()
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

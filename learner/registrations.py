@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from decoder.contracts.bundle import Policy
+from learner.contest import Contestant
 from learner.registry import Registry, Standing, digest_of
-from learner.scope import Candidate, Scope
+from learner.scope import Scope
 
 KEPT: Final = "kept"
 """Origin of a policy that is in force, and no version any more."""
@@ -58,16 +59,15 @@ class Rules:
     keep: int = 20
 
 
-def registration_of(scope: Scope, won: Candidate, offsets: Mapping[int, int]) -> Registration:
+def registration_of(scope: Scope, won: Contestant, offsets: Mapping[int, int]) -> Registration:
     """What the registry is told of a candidate that won over the champion of ``scope``, when
     records had been read up to ``offsets``."""
-    one = won.contestant
     return Registration(
         won.policy,
         against=digest_of(scope.champion),
-        params={"learner": one.origin, "champion": scope.version},
-        metrics=one.metrics,
-        tags={"verdict": one.reason, "origin": "learner", **scope.served},
+        params={"learner": won.origin, "champion": scope.version},
+        metrics=won.metrics,
+        tags={"verdict": won.reason, "origin": "learner", **scope.served},
         window={
             **scope.window(),
             "topic": scope.settings.topic.name,

@@ -101,13 +101,10 @@ class Rollout:
         return "alias trial was taken away" if not asked and one.version == self.asked else ""
 
     def snapshot(self) -> Tree:
-        """Everything :meth:`restored` needs."""
+        """Everything :meth:`restored` needs: the same figures come to the same outcome."""
         numbers = {"champion": self.champion, "asked": self.asked, "said": self.said}
         numbers["pinned"] = self.pinned
-        one = None if self.one is None else self.one.snapshot()
-        return {
-            **numbers, "one": one, "outcome": None if self.outcome is None else vars(self.outcome),
-        }  # fmt: skip
+        return {**numbers, "one": None if self.one is None else self.one.snapshot()}
 
     @classmethod
     def restored(cls, told: Tree) -> Rollout:
@@ -116,12 +113,6 @@ class Rollout:
         Raises:
             KeyError, ValueError, TypeError: the snapshot is not of this version.
         """
-        one, outcome = told["one"], told["outcome"]
-        return cls(
-            int(told["champion"]),
-            int(told["asked"]),
-            int(told.get("pinned", 0)),  # a learner of before said nothing of it
-            told["said"],
-            None if one is None else Comparison.restored(one),
-            None if outcome is None else Outcome(**outcome),
-        )
+        one = None if told["one"] is None else Comparison.restored(told["one"])
+        pinned = int(told.get("pinned", 0))  # a learner of before said nothing of it
+        return cls(int(told["champion"]), int(told["asked"]), pinned, told["said"], one)

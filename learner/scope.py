@@ -8,8 +8,8 @@ or promoted. A block is first foreseen by all who are judged, then learned from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from dataclasses import asdict, replace
+from typing import Final
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -45,14 +45,6 @@ MAE_MEMORY: Final = 512.0
 """Drafts over which the champion's error is taken."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A policy of version 0 that won, as the ``contestant`` it was when it did."""
-
-    policy: Policy
-    contestant: Contestant
-
-
 class Scope:
     """One scope: buffer, learners, detector, and the contest about what is served.
 
@@ -80,7 +72,7 @@ class Scope:
         self._waiting = empty()
         self._next_contestant = 0  # row of the buffer
         self._costs = NOMINAL
-        self._won: Candidate | None = None
+        self._won: Contestant | None = None
         self._offered: list[str] = []  # marks of the candidates that were handed out last
 
     @property
@@ -113,7 +105,7 @@ class Scope:
         self._waiting = rows.part(whole, len(rows))
         return alarms
 
-    def candidate(self) -> Candidate | None:
+    def candidate(self) -> Contestant | None:
         """Who has won since the last call and is not registered yet; the newest. Mutates."""
         won, self._won = self._won, None
         if won is not None:
@@ -203,29 +195,11 @@ class Scope:
         for seat in self.contest.passed()[:1]:
             one = self.contest.seats[seat]
             assert one is not None
-            won = replace(one.policy, version=0)
             if seat == FIRST:  # as it is: the registry has it
                 self.contest.seat_first(self.buffer.total)
             else:
-                won = replace(won, provenance=self._provenance(one))
                 self.contest.seats[seat] = None
-            self._won = Candidate(won, one)
-
-    def _provenance(self, one: Contestant) -> dict[str, Any]:
-        costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-        return {
-            **one.policy.provenance,
-            "verdict": one.reason,
-            "window": self.window(),
-            "learner": one.origin,
-            "costs": {
-                "fixed_us": costs.fixed_us,
-                "token_us": costs.token_us,
-                "extra_us": list(costs.extra_us),
-                "seen": list(costs.seen),
-                "measured": costs.measured,
-            },
-        }
+            self._won = one
 
     def window(self) -> Mapping[str, int | float]:
         """What the networks may have learned from, for the registry."""
@@ -233,6 +207,8 @@ class Scope:
             "events": len(self.buffer),
             "events_total": self.total,
             "updates": self.updates,
+            "step_fixed_us": self._costs.fixed_us,
+            "step_token_us": self._costs.token_us,
             **self.buffer.times(),
             **{f"alarms_{stream}": count for stream, count in self.alarms.items()},
         }

@@ -80,7 +80,7 @@ class Scopes:
         self._folder = settings.state_dir / "scopes"
         self._changed: set[str] = set()
         self._saved = self._named()
-        self._since: set[str] = set()  # files written since the checkpoint that names those
+        self._before = {path.name for path in self._folder.glob("*")}
 
     def of(self, name: str, events: int = 0) -> Scope:
         """The scope ``name``, woken or made, that has come to ``events`` more; to be changed."""
@@ -126,14 +126,12 @@ class Scopes:
                 the last one, and of what was written since all goes that something newer replaced.
         """
         named = self._named()
-        lying = {path.name for path in self._folder.glob("*")} if saved else self._since
-        for file in lying - named - self._saved:
-            with contextlib.suppress(OSError):
-                (self._folder / file).unlink()
         if saved:
-            self._saved, self._since = named, set()
-        else:
-            self._since = self._since & named
+            self._before, self._saved = self._saved, named
+        for path in self._folder.glob("*"):
+            if path.name not in named | self._saved | self._before:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def _rest(self, name: str) -> None:
         try:
@@ -180,9 +178,7 @@ class Scopes:
     def _put(self, name: str, tree: checkpoint.Tree) -> tuple[str, int]:
         self.serial += 1
         file = f"{name}.{self.serial}.safetensors"
-        size = checkpoint.write(self._folder / file, tree)
-        self._since.add(file)
-        return file, size
+        return file, checkpoint.write(self._folder / file, tree)
 
     def _lose(self, name: str, reason: str, events: int) -> None:
         if events:

@@ -49,7 +49,10 @@ class LearnerSettings(Settings):
         "intakes (python -m learner.intake) wrote, of the scopes that the learners share out",
     )
     awake_scopes: int = Field(
-        default=32, ge=1, le=1_000, description="scopes kept in memory; the others rest in files"
+        default=128,
+        ge=1,
+        le=1_000,
+        description="scopes kept in memory, some 7 MB each; the others rest in files",
     )
     buffer_events: int = Field(
         default=20_000,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -21,6 +21,8 @@ from learner.settings import LearnerSettings
 from learner.source import Mark
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ def _told_of(state: State, topic: str) -> checkpoint.Tree:
         **_NUMBERS.dump_python(replace(state, topic=topic), mode="json"),
         **_FILES.dump_python(files, mode="json"),
         "waiting": {
-            str(index): {**vars(each), "policy": np.frombuffer(to_bytes(each.policy), np.uint8)}
+            f"{index:06}": {**vars(each), "policy": np.frombuffer(to_bytes(each.policy), np.uint8)}
             for index, each in enumerate(state.waiting)
         },
         "rollouts": {scope: rollout.snapshot() for scope, rollout in state.rollouts.items()},
@@ -105,8 +107,8 @@ def resumed(settings: LearnerSettings) -> State:
             return fresh
         return State(
             Scopes(settings, files.scopes, files.serial, files.lost),
-            _waiting(told["waiting"]),
-            _rollouts(told["rollouts"]),
+            list(_readable(_registration, told["waiting"], "registration").values()),
+            _readable(Rollout.restored, told["rollouts"], "comparison of scope"),
             **vars(numbers),
         )
     except _UNREADABLE as error:
@@ -114,27 +116,19 @@ def resumed(settings: LearnerSettings) -> State:
         return fresh
 
 
-def _waiting(told: Mapping[str, Any]) -> list[Registration]:
+def _readable(read: Callable[[Any], T], told: Mapping[str, Any], what: str) -> dict[str, T]:
     """Those that can be read: one that cannot must not cost the others, and all the scopes."""
-    found = []
-    for index in sorted(told, key=int):
-        try:
-            policy = from_bytes(told[index]["policy"].tobytes())
-            found.append(Registration(**{**told[index], "policy": policy}))
-        except _UNREADABLE as error:
-            log.error("a registration that waited is dropped: %s", error)
-    return found
-
-
-def _rollouts(told: Mapping[str, Any]) -> dict[str, Rollout]:
-    """Those that can be read: the trial that is lost with one is begun again."""
     found = {}
-    for scope, each in told.items():
+    for name, each in told.items():
         try:
-            found[scope] = Rollout.restored(each)
+            found[name] = read(each)
         except _UNREADABLE as error:
-            log.error("scope %s: what was compared is not of this version (%r)", scope, error)
+            log.error("%s %s is dropped, for it cannot be read: %r", what, name, error)
     return found
+
+
+def _registration(told: Mapping[str, Any]) -> Registration:
+    return Registration(**{**told, "policy": from_bytes(told["policy"].tobytes())})
 
 
 _UNREADABLE: Final[tuple[type[Exception], ...]] = (

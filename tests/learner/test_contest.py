@@ -15,7 +15,7 @@ from learner.contest import AGES, FIRST, SEATS, VOTES, Contest, Contestant, mark
 from learner.measured import NOMINAL, Costs, measure, robust_line
 from learner.registrations import registration_of
 from learner.rows import from_events
-from learner.scope import Candidate, Scope
+from learner.scope import Scope
 from learner.settings import LearnerSettings
 from learner.tune import LEAST_RATE, tuned
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic, learned
@@ -138,7 +138,7 @@ def test_a_winner_is_told_with_its_figures() -> None:
     assert "of 20 clusters, 0.500 plain steps saved a draft" in one.reason
 
 
-def winner_of() -> tuple[Scope, Candidate]:
+def winner_of() -> tuple[Scope, Contestant]:
     """A scope that begins with counting, and who won over it."""
     settings = LearnerSettings(buffer_events=2_000, min_events=200, candidate_every=128)
     scope = Scope("s", settings, frequency_policy("s"))

@@ -7,6 +7,7 @@ import itertools
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,13 +18,15 @@ import pytest
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from decoder.contracts.errors import RegistryError
-from learner.registrations import Move, Moved, carry_out
+from learner.registrar import Registrar
+from learner.registrations import Move, Moved, Registration, carry_out
 from learner.registry import Registry
 from tests.conftest import random_policy, until
-from tests.learner.stage import WARNINGS, client_of
+from tests.learner.stage import WARNINGS, client_of, settled
 
 pytestmark = WARNINGS
 
+SLOW_SECONDS = 0.05
 SET, READ = "registered-models/alias", "registered-models/get"
 numbers = itertools.count()
 
@@ -223,6 +226,29 @@ def test_whichever_call_of_a_move_a_persons_falls_before_theirs_stands(
         history = [(m.before, m.after) for m in held.persons.history(held.scope)]
         assert (1, 2) not in history or call > moved
     assert call > 6
+
+
+@pytest.mark.parametrize("call", range(0, 20, 2))
+def test_a_persons_move_while_a_slow_server_registers_a_winner_wins(
+    place: Callable[[], Place], front: Front, call: int
+) -> None:
+    held = place()
+    won = Registration(random_policy(9, held.scope, 0), against=held.registry.digest(held.scope, 1))
+
+    def before(number: int, path: str) -> None:
+        if number == call:
+            held.by_hand()
+        time.sleep(SLOW_SECONDS)
+
+    front.watch(before)
+    desk = Registrar(held.registry, lambda scope: True)
+    desk.hand(won)
+    desk.start()
+    done = settled(desk)
+    desk.close()
+    assert len(front.calls) > call and held.champion == 3
+    moved = [number for number, path in enumerate(front.calls) if path == SET][1:]  # candidate's
+    assert "version 3" in done.refusal or moved[0] < call
 
 
 def test_a_persons_taking_the_champion_away_stands(
