@@ -172,7 +172,7 @@ def test_bad_words_are_found_in_what_is_made_where_it_is_looked_at(
     outputs, drafts = [text for text, _ in texts], [draft for _, draft in texts]
     counts = [len(draft) for draft in drafts]
     lists = RejectionSampler._combine_outputs_with_spec_tokens(outputs, drafts)
-    written = Written.of(outputs, drafts)
+    written = Written(outputs, drafts)
     assert list(written) == lists and len(written) == len(lists)
     theirs, ours = torch.zeros(sum(counts), 3), torch.zeros(sum(counts), 3)
     apply_bad_words_with_drafts(theirs, words, lists, counts)

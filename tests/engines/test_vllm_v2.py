@@ -179,13 +179,13 @@ class Masks:
 def test_a_grammars_masks_are_those_of_the_places_that_are_left(every_place: bool) -> None:
     batch = Batch.__new__(Batch)
     batch.verified = {"a": 2, "c": 1, "d": 1}
-    placed = {"a": 4, "b": 4, "c": 4, "d": 4}
+    batch.placed = {"a": 4, "b": 4, "c": 4, "d": 4}
     rows = np.array([[f"{name}{i}"] for name in "abc" for i in range(5)])
-    cut = batch.masked(Masks(["a", "b", "c"], rows, [1, 4, 3]), placed, every_place)
+    cut = batch.masked(Masks(["a", "b", "c"], rows, [1, 4, 3]), every_place)
     kept = ["a0", "a1", "a2", "b0", "c0", "c1"]
     assert cut.grammar_bitmask[:, 0].tolist() == (rows[:, 0].tolist() if every_place else kept)
     assert batch.verified == {"a": 1, "c": 1, "d": 1}
-    assert batch.masked(None, placed, every_place) is None
+    assert batch.masked(None, every_place) is None
 
 
 @pytest.mark.parametrize(

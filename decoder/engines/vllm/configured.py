@@ -55,11 +55,3 @@ def unsupported(original: Callable[..., list[str]], config: Any) -> list[str]:
         or config._get_v1_model_runner_unsupported_features()
     )
     return lacking if asked else [*lacking, _UNASKED]
-
-
-def is_ours(config: Any) -> bool:
-    """Whether an engine on the V2 runner starts our worker, and our scheduler where one is due."""
-    scheduler = config.scheduler_config
-    return config.parallel_config.worker_cls in WORKERS.values() and (
-        scheduler.scheduler_cls in (None, SCHEDULER)
-    )

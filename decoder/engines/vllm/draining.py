@@ -26,6 +26,11 @@ LONGEST_S: Final = 10.0
 """At most, until the engine has taken it in: a step that reads prompts comes first."""
 STILL_SERVED: Final = "/metrics"
 """What is counted until the end is read until the end."""
+HEADERS: Final = [
+    (b"content-type", b"application/json"),
+    (b"retry-after", str(AGAIN_S).encode()),
+    (b"connection", b"close"),
+]
 BODY: Final = (
     b'{"error": {"message": "this worker is shutting down: send the request again",'
     b' "type": "ServiceUnavailableError", "param": null, "code": 503}}'
@@ -48,7 +53,8 @@ class DrainingMiddleware:
             if engine is not None and engine is not self._engine:
                 self._watch(engine, asyncio.get_running_loop())
             if self._ends:
-                await _refuse(send)
+                await send({"type": "http.response.start", "status": 503, "headers": HEADERS})
+                await send({"type": "http.response.body", "body": BODY})
                 return
         await self._app(scope, receive, send)
 
@@ -69,13 +75,3 @@ class DrainingMiddleware:
             return shutdown(*args, **named)
 
         engine.shutdown = later
-
-
-async def _refuse(send: Send) -> None:
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"retry-after", str(AGAIN_S).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": BODY})

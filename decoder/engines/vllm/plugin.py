@@ -124,11 +124,13 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
 
     config, group = runner.vllm_config, get_tp_group()
     ranks = Ranks(group.rank_in_group, group.world_size, group.cpu_group, runner.max_num_reqs)
-    worker, longest = _worker(runner, settings) if ranks.leads else None, longest_draft(config)
+    make: Callable[..., Adapter] = Adapter
     if not config.use_v2_model_runner:
-        return v1.adapter(runner, worker, longest, ranks, settings)
-    has_model = config.speculative_config.method == "eagle3"
-    return Adapter(worker, longest, has_model=has_model, ranks=ranks)
+        make = functools.partial(v1.adapter, runner, settings)
+    return make(
+        _worker(runner, settings) if ranks.leads else None, longest_draft(config), ranks=ranks,
+        has_model=config.speculative_config.method == "eagle3",
+    )  # fmt: skip
 
 
 def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:

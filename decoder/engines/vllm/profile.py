@@ -29,23 +29,13 @@ MANY: Final = 16
 """Requests that drafting is timed for, beside one."""
 
 
-def setup_name(runner: Any, scope: str) -> str:
-    """What a profile is valid for: models, precision, engine settings and device."""
-    device = platform.processor() or platform.machine()
-    if runner.device.type != "cpu":
-        device = str(torch.get_device_module(runner.device).get_device_name())
-    config = runner.vllm_config
-    eager = config.model_config.enforce_eager
-    threads = torch.get_num_threads()
-    return f"{scope}/{device}/{threads}/{config.model_config.dtype}/{'eager' if eager else 'graph'}"
-
-
 def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
     """Time target and drafter apart; None on ranks that follow. Nothing is mutated that lasts."""
-
-    on_cpu = runner.device.type == "cpu"
-    config = runner.vllm_config
-    v2 = config.use_v2_model_runner
+    on_cpu, config = runner.device.type == "cpu", runner.vllm_config
+    v2, model = config.use_v2_model_runner, config.model_config
+    device = platform.processor() or platform.machine()
+    if not on_cpu:
+        device = str(torch.get_device_module(runner.device).get_device_name())
 
     def wait() -> None:
         if not on_cpu:
@@ -58,8 +48,10 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
         runner.model.compute_logits(hidden[:tokens])
         wait()
 
-    name, most = setup_name(runner, scope), largest_step(runner)
-    seconds = CPU_SECONDS if on_cpu else profiling.SECONDS
+    how = "eager" if model.enforce_eager else "graph"
+    # what a profile is valid for
+    name = f"{scope}/{device}/{torch.get_num_threads()}/{model.dtype}/{how}"
+    seconds, most = CPU_SECONDS if on_cpu else profiling.SECONDS, largest_step(runner)
     timed = partial(profiling.profile, name, most=most, graphs=graphs(runner), seconds=seconds)
     if config.speculative_config.method == "suffix":
         return ranks.conduct(partial(timed, rows=(1,)), step)

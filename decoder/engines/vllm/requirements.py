@@ -187,7 +187,9 @@ REQUIREMENTS: Final = (
     Requirement("--worker-cls, --scheduler-cls", "given, with the V2 runner", "refused",
         "leave --worker-cls and --scheduler-cls out, or set VLLM_USE_V2_MODEL_RUNNER=0: on the V2 "
         "runner drafts need a worker of ours, and a scheduler where it runs ahead.",
-        lambda c, _: c.use_v2_model_runner and not configured.is_ours(c)),
+        lambda c, _: c.use_v2_model_runner
+        and (c.parallel_config.worker_cls not in configured.WORKERS.values()
+             or c.scheduler_config.scheduler_cls not in (None, configured.SCHEDULER))),
     Requirement("--async-scheduling", "true, with the V2 runner", "accepted",
         "each step is cut to the drafts that were chosen; until then it holds places for the "
         "longest ones, so that num_speculative_tokens of 16 to 24 leaves prompts more of a step",
@@ -303,13 +305,8 @@ def check(config: Any, settings: WorkerSettings) -> None:
 
 def within(config: Any, settings: WorkerSettings) -> WorkerSettings:
     """Our settings, no draft longer than the engine was started for."""
-    most = longest_draft(config)
-    return settings.model_copy(
-        update={
-            "suffix_max_draft": min(settings.suffix_max_draft, most),
-            "model_draft_tokens": min(settings.model_draft_tokens, most),
-        }
-    )
+    most, limits = longest_draft(config), ("suffix_max_draft", "model_draft_tokens")
+    return settings.model_copy(update={n: min(getattr(settings, n), most) for n in limits})
 
 
 def _applying(verdict: Verdict, config: Any, settings: WorkerSettings) -> list[Requirement]:

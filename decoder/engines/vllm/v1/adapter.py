@@ -148,8 +148,8 @@ class V1Adapter(Adapter):
             return []
 
     def _weigh_reading(self, tokens: int, rows: int) -> None:
-        if self.reading is None or self.worker is None or self.worker.router.worth_us is None:
+        if self.reading is None or self.worker is None:
             return
-        table = self.worker.router.costs.table
-        worth = self.worker.router.worth_us
-        self.reading.observe(tokens, table.slope, worth, table.time(rows))
+        router, table = self.worker.router, self.worker.router.costs.table
+        if router.worth_us is not None:
+            self.reading.observe(tokens, table.slope, router.worth_us, table.time(rows))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.trials import MODEL
 from decoder.engines.vllm.attached import adapter_of
-from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import reads_with_positions_alone
 from decoder.engines.vllm.v1.drafter import LateDrafter
 from decoder.engines.vllm.v1.reading import Reading
@@ -15,17 +14,16 @@ from decoder.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from decoder.engines.vllm.v1.adapter import V1Adapter
-    from decoder.worker import Worker
 
 
 def adapter(
-    runner: Any, worker: Worker | None, longest: int, ranks: Ranks, settings: WorkerSettings
+    runner: Any, settings: WorkerSettings, *given: Any, has_model: bool, **rest: Any
 ) -> V1Adapter:
-    """The adapter of a ``GPUModelRunner``. Replaces its drafter's ``propose`` by a late one's."""
+    """The adapter of a ``GPUModelRunner``, of what an :class:`Adapter` takes. Replaces its
+    drafter's ``propose`` by a late one's."""
     from decoder.engines.vllm.v1.adapter import V1Adapter  # late: it brings numba
 
     config, late, reading = runner.vllm_config, None, None
-    has_model = config.speculative_config.method == "eagle3"
     if has_model and reads_with_positions_alone(config):
         late = LateDrafter(runner.drafter)
         # Without the floor a policy has its way whatever that costs, and a side that always drafts
@@ -34,8 +32,8 @@ def adapter(
             models = (config.model_config, config.speculative_config.draft_model_config)
             reading = Reading(*(m.get_total_num_hidden_layers() for m in models))
     made = V1Adapter(
-        worker, longest, late=late, has_model=has_model, ranks=ranks, reading=reading,
-        shares_blocks=bool(config.cache_config.enable_prefix_caching),
+        *given, late=late, has_model=has_model, reading=reading,
+        shares_blocks=bool(config.cache_config.enable_prefix_caching), **rest,
     )  # fmt: skip
     if late is not None:
         runner.drafter.propose = late.propose

@@ -74,7 +74,9 @@ def mend_sampling() -> None:
     ThinkingBudgetStateHolder.update_state = without_drafts(ThinkingBudgetStateHolder.update_state)
     ThinkingBudgetStateHolder.apply_to_logits = end_thinking
     sampler.apply_penalties = staticmethod(apply_penalties)
-    sampler._combine_outputs_with_spec_tokens = staticmethod(Written.of)
+    sampler._combine_outputs_with_spec_tokens = staticmethod(
+        lambda outputs, drafts=None: outputs if drafts is None else Written(outputs, drafts)
+    )
     if not current_platform.is_cpu():
         return
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
@@ -201,13 +203,6 @@ class Written(Sequence[list[int]]):
         """Keep both, one entry for each request; nothing is copied."""
         self._outputs, self._drafts = outputs, drafts
         self._rows = [(i, n) for i, draft in enumerate(drafts) for n in range(len(draft))]
-
-    @classmethod
-    def of(
-        cls, output_token_ids: list[list[int]], spec_token_ids: list[list[int]] | None = None
-    ) -> Any:
-        """``_combine_outputs_with_spec_tokens`` of a rejection sampler."""
-        return output_token_ids if spec_token_ids is None else cls(output_token_ids, spec_token_ids)
 
     def __len__(self) -> int:
         """Drafted tokens of all requests."""

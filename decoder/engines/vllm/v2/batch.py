@@ -79,7 +79,9 @@ class Batch:
     req_ids: list[str] = field(default_factory=list)
     step: Any = None
     """The step's ``SchedulerOutput`` with drafts as long as they are."""
+    placed: dict[str, int] = field(default_factory=dict)
     verified: dict[str, int] = field(default_factory=dict)
+    """Draft tokens that each request of the step was scheduled with, and those that are left."""
 
     def __post_init__(self) -> None:
         config = self.runner.vllm_config
@@ -121,6 +123,7 @@ class Batch:
             scheduled[name] -= len(places) - length
             if length:
                 drafts[name] = places[:length]
+        self.placed = {n: len(each) for n, each in output.scheduled_spec_decode_tokens.items()}
         self.verified = {name: len(tokens) for name, tokens in drafts.items()}
         self.step = dataclasses.replace(
             output, num_scheduled_tokens=scheduled, scheduled_spec_decode_tokens=drafts,
@@ -128,12 +131,11 @@ class Batch:
         )  # fmt: skip
         return self.step
 
-    def masked(self, grammar: Any, placed: dict[str, int], every_place: bool) -> Any:
+    def masked(self, grammar: Any, every_place: bool) -> Any:
         """Masks for the places that are left, of a ``GrammarOutput`` for all; and what they forbid
         is not verified.
 
         Args:
-            placed: draft tokens that each request was scheduled with.
             every_place: whether there are masks for as many places as a draft can have, of which
                 vLLM takes those that it needs.
         """
@@ -145,7 +147,7 @@ class Batch:
         for name, most in zip(names, allowed, strict=True):
             length = self.verified.get(name, 0)
             left += range(at, at + length + 1)
-            at += placed.get(name, 0) + 1
+            at += self.placed.get(name, 0) + 1
             if length:
                 self.verified[name] = min(length, most)
         if every_place:

@@ -53,7 +53,6 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         self._copies = torch.cuda.Stream(device)
         self._arrived: Any = None
         self._sampled: tuple[Any, Any] = (None, None)  # on their way, and where they come from
-        self._placed: dict[str, int] = {}
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load it; no sampler is to expect lengths of vLLM's own choice."""
@@ -91,8 +90,6 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         adapter.before_step(self.batch, scheduler_output)
         with adapter.sparing("requests could not be followed"):
             self.batch.begin(scheduler_output)
-        drafts = scheduler_output.scheduled_spec_decode_tokens
-        self._placed = {name: len(places) for name, places in drafts.items()}
         trimmed = self.batch.trimmed(scheduler_output)
         result = super().execute_model(trimmed, *args, **kwargs)
         adapter.during_step(self.batch)
@@ -104,7 +101,7 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
             return super().sample_tokens(grammar_output)
         # vLLM 0.33 has masks for as many places as a draft can have
         every = not hasattr(self.structured_outputs_worker, "num_bonus_tokens")
-        masks = self.batch.masked(grammar_output, self._placed, every)
+        masks = self.batch.masked(grammar_output, every)
         verified = self.batch.verified
         output = super().sample_tokens(masks)
         if (told := getattr(output, "model_runner_output", None)) is not None:

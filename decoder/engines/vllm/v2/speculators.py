@@ -18,7 +18,6 @@ from decoder.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from decoder.engines.vllm.plan import Plan
-    from decoder.engines.vllm.v2.runner import HybridRunner
 
 
 class CacheSpeculator(BaseSpeculator):  # type: ignore[misc]
@@ -29,8 +28,7 @@ class CacheSpeculator(BaseSpeculator):  # type: ignore[misc]
 
     def __init__(self, longest: int, device: Any) -> None:
         """Take ``longest`` draft tokens of a request at most."""
-        self.chooser: HybridRunner | None = None
-        """Who chooses; None while vLLM warms up."""
+        self.chooser: Any = None  # the runner; while vLLM warms up there is none
         self._shape, self._device = longest, device
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
@@ -46,7 +44,8 @@ class CacheSpeculator(BaseSpeculator):  # type: ignore[misc]
             return torch.zeros(shape, dtype=torch.int64, device=self._device)
         names = input_batch.req_ids
         plan = self.chooser.decide(names, kwargs["num_speculative_tokens"])
-        return self.chooser.drafts(names, plan, None)
+        drafts: Tensor = self.chooser.drafts(names, plan, None)
+        return drafts
 
 
 class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
@@ -55,10 +54,9 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
     def __init__(self, config: Any, device: Any, depth: int) -> None:
         """Make vLLM's own, whose graphs then draft no more than that."""
         super().__init__(config, device)
-        self.chooser: HybridRunner | None = None
-        self.enable_adaptive_verification = self.use_acceptance_estimator = (
-            False  # lengths are ours
-        )
+        self.chooser: Any = None  # likewise
+        # lengths are ours
+        self.enable_adaptive_verification = self.use_acceptance_estimator = False
         self._longest = int(config.speculative_config.num_speculative_tokens)
         self.num_speculative_steps = depth
         self.draft_tokens: Tensor = self.draft_tokens[:, :depth].contiguous()
@@ -78,18 +76,19 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
         self._most = kwargs.get("num_speculative_tokens", self._longest)
         kwargs["num_speculative_tokens"] = min(self._most, self.num_speculative_steps)
         if (chooser := self.chooser) is None:
-            made: Tensor = super().propose(input_batch, *args, **kwargs)
-            wide = made.new_zeros((len(made), self._longest))
-            wide[:, : made.shape[1]] = made
+            drafts: Tensor = super().propose(input_batch, *args, **kwargs)
+            wide = drafts.new_zeros((len(drafts), self._longest))
+            wide[:, : drafts.shape[1]] = drafts
             return wide
         self._names, self._plan = input_batch.req_ids, None
-        drafted: Tensor | None = None
+        made = None
         try:
-            drafted = super().propose(input_batch, *args, **kwargs)
+            made = super().propose(input_batch, *args, **kwargs)
         except Exception:  # noqa: BLE001 - told by the adapter
             chooser.adapter.failed()
         plan = self._plan or chooser.decide(self._names, self._most)
-        return chooser.drafts(self._names, plan, drafted)
+        every: Tensor = chooser.drafts(self._names, plan, made)
+        return every
 
     def on_prefill_end(self, num_reqs: int) -> None:
         """Choose while the device reads."""
