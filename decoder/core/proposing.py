@@ -20,8 +20,8 @@ from decoder.contracts.features import LOGGED, NUM_FEATURES, RECENT, TOKEN_CLASS
 from decoder.core import table as at
 from decoder.core.payoff.memory import KINDS, Payoffs, hashed, payoffs_of, recall
 from decoder.core.table import TABLE, Table, table_of
-from decoder.drafting.matches import BACK, draft, scratch_for
-from decoder.drafting.pages import PAGES, SHARED, pool_of
+from decoder.drafting.matches import BACK, draft, fetch, newest, scratch_for
+from decoder.drafting.pages import ORDERS, PAGES, SHARED, pool_of
 
 _SHARES: Final = NUM_FEATURES - 2 * len(TOKEN_CLASSES)
 _RECALLED: Final = _SHARES - 3 * KINDS
@@ -170,6 +170,13 @@ def propose(
     found, keys = np.zeros((count, most), np.int32), np.empty((count, at.KEYS), np.int64)
     tokens, probs = np.empty((2, most), np.int32), np.empty((2, most), np.float32)
     n, m, scratch = 0, 0, scratch_for(most)
+    if shown:
+        each, ahead = len(ORDERS), np.zeros(2 * len(ORDERS) * count, np.int64)
+        for i in range(count):
+            own, context = table.requests[slots[i], at.INDEX], table.contexts[slots[i]]
+            newest(pool, own, context, ahead[2 * i * each :])
+            newest(pool, pool.indexes[own, SHARED], context, ahead[(2 * i + 1) * each :])
+        fetch(pool, ahead)
     for place in range(count):
         slot = slots[place]
         room = room_of(table, slot, longest) if slot >= 0 else 0

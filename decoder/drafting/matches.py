@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import FLOATS, IDS, REALS_3, SCRATCH, WHOLE, compiled
+from decoder.compiled import FLOATS, IDS, REALS_3, SCRATCH, WHOLE, WHOLES, compiled
 from decoder.drafting import pages as at
 from decoder.drafting.pages import POOL, Pool
 
@@ -31,6 +31,9 @@ between two of them. Text that loops matches everywhere, and what is looked at i
 occurrences and tokens."""
 WORK: Final = 4096
 """Tokens looked at, after which no shorter match is tried: 3 to 6 us."""
+AHEAD: Final = 8
+"""Positions of a chain that are fetched before it is looked up. What a look-up waits for is memory,
+one position after the other; those of many chains come at once."""
 
 
 @compiled()
@@ -98,6 +101,31 @@ def gather(
                 full, last = full + 1, slot
         slot = int(chains[slot, order])
     return count, work
+
+
+@compiled((POOL, WHOLE, IDS, WHOLES))
+def newest(pool: Pool, index: int, context: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
+    """Fill ``slots`` with the newest positions of the chains of all ``ORDERS`` that ``context``
+    ends in, if they are of this text."""
+    begin, mask = pool.indexes[index, at.BEGIN], pool.indexes[index, at.MASK]
+    state, order = 0, 0
+    for i in range(at.ORDERS[-1]):
+        state = at.mixed(state, int(context[len(context) - 1 - i]))
+        if i + 1 == at.ORDERS[order]:
+            slots[order] = pool.heads[begin + (state & mask), order]
+            order += 1
+
+
+@compiled((POOL, WHOLES))
+def fetch(pool: Pool, slots: NDArray[np.int64]) -> None:
+    """Have ``AHEAD`` positions of each of n chains in the processor's caches. Overwrites ``slots``,
+    the newest of each, ``ORDERS`` one after the other."""
+    seen = 0
+    for _ in range(AHEAD):
+        for i in range(len(slots)):
+            seen += pool.text[slots[i]]
+            slots[i] = pool.chains[slots[i], i % len(at.ORDERS)]
+    slots[:1] = seen  # or nothing would be read
 
 
 @compiled()
