@@ -67,7 +67,7 @@ def summarise(
         "phases": [
             {"name": p.name, "workloads": p.workloads, "from_s": round(p.began - began, 1)}
             | {"to_s": round(p.ended - began, 1), **asdict(window)}
-            | {"tok_per_s": rate_in(p, rounds), "kind": p.traffic}
+            | {"tok_per_s": rate_in([p], rounds), "kind": p.traffic}
             for p, window in zip(ledger.phases, windows, strict=True)
         ],
         "mistake": mistake,

@@ -92,9 +92,10 @@ def best_and_worst(sides: Mapping[str, Effect]) -> tuple[str, str] | None:
     return min(known, key=known.__getitem__), max(known, key=known.__getitem__)
 
 
-def rate_in(phase: Phase, rounds: Iterable[Round]) -> float:
-    """Tokens a second of the champion in its blocks of a phase, by the clock; 0 without any."""
-    blocks = [block for one in _within(phase, rounds) if (block := one.block(CHAMPION))]
+def rate_in(phases: Iterable[Phase], rounds: Sequence[Round]) -> float:
+    """Tokens a second of the champion in its blocks of ``phases``, by the clock; 0 without any."""
+    within = [one for phase in phases for one in _within(phase, rounds)]
+    blocks = [block for one in within if (block := one.block(CHAMPION))]
     return 1e6 * sum(b.tokens for b in blocks) / max(sum(b.us for b in blocks), 1.0)
 
 
@@ -222,12 +223,14 @@ def record(
     """
     rounds = ledger.own_rounds
     found = uplifts(rounds, ledger.phases, bool(ledger.phases))  # they end, and are looked at once
+    kinds = {p.traffic: [q for q in ledger.phases if q.traffic == p.traffic] for p in ledger.phases}
+    rates = {kind: f"{rate_in(alike, rounds):.1f}" for kind, alike in kinds.items()}
     times = [*(s.time for s in ledger.statuses), *(r.time for r in rounds)] or [time.time()]
     began, ended = min(times), max(times)
     if ledger.phases:
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
-        _ratio_table(found, {p.name: f"{rate_in(p, rounds):.1f}" for p in ledger.phases}),
+        _ratio_table(found, rates),
         _version_table(ledger),
         _table("Figures", [], facts.items()),
     ]
@@ -272,7 +275,7 @@ def _ratio_table(found: Mapping[str, Mapping[str, Effect]], rates: Mapping[str, 
     for name, one in found.items():
         ends = [NAMES[side] for side in best_and_worst(one) or ()] or ["cannot tell", ""]
         rows.append([name, *(as_text(one[side]) for side in sides), *ends, rates.get(name, "")])
-    head = ["phase", *(f"over {NAMES[s]}" for s in sides), "best fixed", "worst fixed"]
+    head = ["traffic", *(f"over {NAMES[s]}" for s in sides), "best fixed", "worst fixed"]
     title = "Nobody has to choose: ratios of tokens a second"
     return _table(title, [*head, "tokens / s"], rows)
 

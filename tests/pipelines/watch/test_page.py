@@ -342,8 +342,8 @@ def test_each_phase_has_its_own_ratio_and_the_whole_is_that_of_all() -> None:
     assert (first.pairs, second.pairs, whole.pairs) == (40, 20, 60)
     assert whole.low < whole.ratio < whole.high
     assert found["A"]["suffix"].ratio == pytest.approx(1.2, rel=0.05)
-    rates = [rate_in(phase, played()) for phase in PHASES]
-    assert rates == pytest.approx([60.0, 30.0], rel=0.05) and rate_in(PHASES[0], []) == 0.0
+    rates = [rate_in([phase], played()) for phase in PHASES]
+    assert rates == pytest.approx([60.0, 30.0], rel=0.05) and rate_in([PHASES[0]], []) == 0.0
 
 
 def test_no_interval_is_claimed_before_there_is_one_and_no_side_that_never_played() -> None:
