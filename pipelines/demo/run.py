@@ -136,10 +136,9 @@ def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
     Raises:
         SettingsError: they cannot be written.
     """
-    traffic = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s"
-    facts = {"machine": summary["machine"], "traffic": f"{traffic} from {summary['date']}"}
-    sentences = summary["sentences"] + summary["notes"] + summary["failings"]
-    page = record(ledger, "Adaptive decoding: a demo run", sentences, facts)
+    made = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s on {summary['machine']}."
+    sentences = [*summary["sentences"], *summary["notes"], *summary["failings"], made]
+    page = record(ledger, f"Adaptive decoding: a demo run, {summary['date']}", sentences)
     write_json(summary, folder / "summary.json")
     write_text(render(page), folder / "report.html")
 

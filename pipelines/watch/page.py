@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -211,14 +210,12 @@ def record(
     ledger: Ledger,
     title: str,
     sentences: Sequence[str | Record] = (),
-    facts: Mapping[str, str] = MappingProxyType({}),
     nothing: str = "Nothing was seen.",
 ) -> Record:
     """What the page shows of ``ledger``, ready for JSON; all text of it is shown as text.
 
     Args:
         sentences: text, or records as :func:`pipelines.watch.live.sentences`.
-        facts: further figures by name.
         nothing: what stands in the place of a chart without anything to draw.
     """
     rounds = ledger.own_rounds
@@ -232,7 +229,6 @@ def record(
     tables = [
         _ratio_table(found, rates),
         _version_table(ledger),
-        _table("Figures", [], facts.items()),
     ]
     return {
         "title": title,
