@@ -49,13 +49,9 @@ class Buffer:
         """The rows of these ``numbers``, each among the newest ``capacity``, copied."""
         return self._ring.take(numbers % self.capacity)
 
-    def since(self, number: int, last: int) -> Rows:
-        """Of the rows from ``number`` on the newest ``last``, oldest first, copied."""
-        return self.recent(min(last, self.total - number))
-
     def snapshot(self, since: int = 0) -> Tree:
         """Everything :meth:`restored` needs beside the rows before number ``since``."""
-        rows = self.since(since, self.capacity)
+        rows = self.recent(self.total - since)
         return {"total": self.total, "rows": dict(vars(rows))}
 
     @classmethod

@@ -31,7 +31,7 @@ from learner.lessons import Intake, Lessons
 from learner.page import Vitals, serving
 from learner.publish import DeadLetters, PolicyPublisher, StatusProducer
 from learner.registrar import Registrar
-from learner.registrations import KEPT, Answer, Moved, Registration, Rules, registration_of
+from learner.registrations import KEPT, Answer, Moved, Registration, registration_of
 from learner.registry import Registry, Standing
 from learner.rollouts import Rollouts
 from learner.scope import Scope
@@ -83,8 +83,10 @@ class Learner:
         )  # fmt: skip
         self.lease = Lease(kafka, holder_of(settings.state_dir))
         registry = Registry.of(settings)
-        rules = Rules(self.lease.holder, settings.rollout != "off", settings.keep_versions)
-        self.registrar = Registrar(registry, self.lease.holds, resumed.waiting, self._busy, rules)
+        self.registrar = Registrar(
+            registry, self.lease.holds, resumed.waiting, self._busy, by=self.lease.holder,
+            trial=settings.rollout != "off", keep=settings.keep_versions,
+        )  # fmt: skip
         self.publisher = PolicyPublisher(kafka, resumed.published)
         self.rollouts = Rollouts(
             settings, kafka, self.lease, self.publisher, self.registrar, resumed

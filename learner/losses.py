@@ -98,15 +98,6 @@ def payoff_loss(outputs: FloatArray, found: Faced) -> tuple[Floats, FloatArray]:
     return loss, error * np.float32(2.0 / outputs.shape[-2])
 
 
-def residuals(
-    predicted: FloatArray, accepted: FloatArray, censored: NDArray[np.bool_]
-) -> FloatArray:
-    """Absolute error [n] in tokens; where ``censored``, only how far the bound was missed."""
-    error = predicted - accepted
-    missed: FloatArray = np.where(censored, np.minimum(error, 0.0), error)
-    return np.abs(missed)
-
-
 def bounded(likelihood: Floats) -> Floats:
     """``likelihood`` from ``WORST`` to zero; what is no number is the worst."""
     found: Floats = np.clip(np.nan_to_num(likelihood, nan=WORST, posinf=WORST), WORST, 0.0)

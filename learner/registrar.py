@@ -25,7 +25,6 @@ from learner.registrations import (
     Move,
     Moved,
     Registration,
-    Rules,
     Settled,
     carry_out,
     person_s_word,
@@ -52,10 +51,11 @@ class Registrar:
     """Keeps ``registry`` to one thread between :meth:`start` and :meth:`close`.
 
     ``may`` is asked from that thread whether a scope is ours to write to, ``busy`` whether a policy
-    of it is compared with the champion. ``away_since`` is when MLflow stopped to answer, in seconds
-    since the epoch, or 0. ``given_up`` counts what was handed over and not done, by reason:
-    ``refused`` by MLflow, ``crowded`` out by later ones while MLflow was away, ``unreadable``
-    policies, a ``person``'s word against it.
+    of it is compared with the champion. Moves are signed ``by`` its name, winners go on ``trial``
+    first, and so many versions of a scope it is to ``keep``. ``away_since`` is when MLflow stopped
+    to answer, in seconds since the epoch, or 0. ``given_up`` counts what was handed over and not
+    done, by reason: ``refused`` by MLflow, ``crowded`` out by later ones while MLflow was away,
+    ``unreadable`` policies, a ``person``'s word against it.
     """
 
     def __init__(
@@ -64,14 +64,16 @@ class Registrar:
         may: Callable[[str], bool],
         waiting: Iterable[Registration] = (),
         busy: Callable[[str], bool] = lambda scope: False,
-        rules: Rules | None = None,
+        by: str = "learner",
+        trial: bool = False,
+        keep: int = 20,
     ) -> None:
         self.away_since = 0.0
         self.given_up: Counter[str] = Counter()
         self._registry = registry
         self._may = may
         self._busy = busy
-        self._rules = rules or Rules()
+        self._by, self._trial, self._keep = by, trial, keep
         self._waiting = OrderedDict((each.key, each) for each in waiting)
         self._tries: Counter[tuple[str, str]] = Counter()  # by scope, and what is tried
         self._unusable: set[tuple[str, int]] = set()
@@ -182,12 +184,12 @@ class Registrar:
             return False
         if not registration.against:
             return True
-        return standing.served is not None and (not self._rules.trial or self._may_try(standing))
+        return standing.served is not None and (not self._trial or self._may_try(standing))
 
     def _may_try(self, standing: Standing) -> bool:
         """Whether alias trial is nobody else's, and nothing is compared or was rolled back."""
         last, tried = (last_of(standing.tags, alias) for alias in ("champion", "trial"))
-        ours = tried is not None and (tried.after, tried.by) == (standing.trial, self._rules.by)
+        ours = tried is not None and (tried.after, tried.by) == (standing.trial, self._by)
         rests = last is not None and last.why.startswith(ROLLED_BACK) and _is_recent(last.at)
         free = standing.trial in (None, standing.champion) or ours
         return free and not rests and not self._busy(standing.scope)
@@ -254,7 +256,7 @@ class Registrar:
                 registration.window,
             )
             # while nothing is compared, so that no former champion goes that may have to come back
-            retired = self._registry.retire(scope, self._rules.keep)
+            retired = self._registry.retire(scope, self._keep)
             if retired:
                 log.info("scope %s: versions %s are retired", scope, ", ".join(map(str, retired)))
             standing = self._registry.standing(scope)
@@ -264,7 +266,7 @@ class Registrar:
             elif not self._may(scope):
                 return None
             elif (
-                self._rules.trial
+                self._trial
                 and registration.against
                 and not self._is_unusable(scope, standing.champion or 0)
             ):
@@ -292,7 +294,7 @@ class Registrar:
         if standing.champion == version:
             return "is champion"
         why = registration.tags.get("verdict", "")
-        by = self._rules.by
+        by = self._by
         named = self._registry.move_over(scope, "trial", standing.trial, version, by, why)
         return "goes on trial" if named == version else f"waits: version {named} is on trial"
 
@@ -300,7 +302,7 @@ class Registrar:
         """Let it be champion; why a person's word stands against it, or ""."""
         scope = standing.scope
         why = registration.tags.get("verdict", "the first of its scope")
-        move = Move(scope, self._rules.by, why, {}, over=standing.champion or 0, to=version)
+        move = Move(scope, self._by, why, {}, over=standing.champion or 0, to=version)
         refusal = carry_out(self._registry, move).refusal
         if registration.tags.get("origin") == KEPT and not refusal:
             log.warning(

@@ -49,16 +49,6 @@ class Settled:
     refusal: str
 
 
-@dataclass(frozen=True)
-class Rules:
-    """How a learner deals with versions: the name it signs its moves with, whether winners go on
-    ``trial`` first, and how many versions of a scope it keeps."""
-
-    by: str = "learner"
-    trial: bool = False
-    keep: int = 20
-
-
 def registration_of(scope: Scope, won: Contestant, offsets: Mapping[int, int]) -> Registration:
     """What the registry is told of a candidate that won over the champion of ``scope``, when
     records had been read up to ``offsets``."""

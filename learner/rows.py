@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,28 +58,16 @@ class Rows:
         return Rows(**{name: getattr(self, name)[index] for name in COLUMNS})
 
 
-COLUMNS: Final = tuple(f.name for f in fields(Rows))
+_KINDS: Final = {
+    name: get_args(get_args(kind)[1])[0] for name, kind in get_type_hints(Rows).items()
+}
+COLUMNS: Final = tuple(_KINDS)
 
 
 def empty(n: int = 0) -> Rows:
     """``n`` rows of zeros: the storage of a buffer."""
-    return Rows(
-        request=np.zeros(n, np.uint64),
-        session=np.zeros(n, np.uint64),
-        time=np.zeros(n, np.float64),
-        rate=np.full(n, np.nan, np.float32),
-        features=np.zeros((n, NUM_FEATURES), np.float32),
-        accepted=np.zeros(n, np.float32),
-        censored=np.zeros(n, np.bool_),
-        arm=np.zeros(n, np.int8),
-        draft_len=np.zeros(n, np.int32),
-        verified_len=np.zeros(n, np.int32),
-        model_expected=np.zeros(n, np.float32),
-        model_accepted=np.zeros(n, np.float32),
-        batch_size=np.ones(n, np.int32),
-        step_tokens=np.zeros(n, np.int32),
-        step_us=np.zeros(n, np.float64),
-    )
+    wide = {"features": (n, NUM_FEATURES)}
+    return Rows(**{name: np.zeros(wide.get(name, n), kind) for name, kind in _KINDS.items()})
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
@@ -130,8 +118,7 @@ def _rows(columns: Mapping[str, Any]) -> Rows:
         "censored": [bool(reason) for reason in columns["censored"]],
         "arm": [_ARM.get(name, UNKNOWN) for name in columns["arm"]],
     }
-    return Rows(**{name: np.asarray(made[name], getattr(_NONE, name).dtype) for name in COLUMNS})
+    return Rows(**{name: np.asarray(made[name], kind) for name, kind in _KINDS.items()})
 
 
-_NONE: Final = empty()
 _ARM: Final = {name: index for index, name in enumerate(ARMS)}

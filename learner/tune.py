@@ -12,7 +12,6 @@ from decoder.contracts.bundle import Policy
 from decoder.policy.estimate import decide_each, estimate, estimate_alike, predict
 from decoder.policy.pricing import part_of
 from decoder.policy.rule import CACHE, NONE, Choice
-from learner.losses import residuals
 from learner.measured import Costs, Floats
 from learner.rows import UNKNOWN, Rows
 
@@ -88,10 +87,11 @@ def _rates(rows: Rows, costs: Costs) -> Floats:
 
 
 def error_of(policy: Policy, rows: Rows) -> float:
-    """Mean absolute error in tokens, a prediction that is no number counting as none; 0 without
-    rows."""
+    """Mean absolute error in tokens, of a label that is a lower bound only how far it was missed; a
+    prediction that is no number counts as none. 0 without rows."""
     if not len(rows):
         return 0.0
     with np.errstate(all="ignore"):
-        expected = np.nan_to_num(predict(policy, rows.features))
-    return float(residuals(expected, rows.accepted, rows.censored).mean(dtype=np.float64))
+        error = np.nan_to_num(predict(policy, rows.features)) - rows.accepted
+    missed = np.where(rows.censored, np.minimum(error, 0.0), error)
+    return float(np.abs(missed).mean(dtype=np.float64))

@@ -15,7 +15,7 @@ import pytest
 from decoder.contracts.errors import RegistryError
 from learner import registrar
 from learner.registrar import Registrar
-from learner.registrations import Move, Moved, Registration, Rules, Settled, carry_out
+from learner.registrations import Move, Moved, Registration, Settled, carry_out
 from learner.registry import ARTIFACT, Registry, digest_of
 from tests.conftest import random_policy, until
 from tests.learner.stage import WARNINGS, answers_until, client_of, settled
@@ -177,7 +177,7 @@ def move(**changes: Any) -> Move:
 @pytest.fixture
 def trying(standing: Registry, desk: Registrar) -> Iterator[Registrar]:
     """Of version 1 of standing, who has others tried first."""
-    made = Registrar(standing, MINE.__contains__, rules=Rules("learner-a", trial=True))
+    made = Registrar(standing, MINE.__contains__, by="learner-a", trial=True)
     made.start()
     yield made
     made.close()

@@ -13,8 +13,9 @@ from torch.nn.functional import logsigmoid
 
 from decoder.contracts.bundle import BUCKET_OF, BUCKETS, Kind
 from decoder.policy.estimate import predict
-from learner import train
-from learner.losses import faced, payoff_loss, residuals, survival_likelihood, survival_loss
+from decoder.policy.first import first_policy
+from learner import train, tune
+from learner.losses import faced, payoff_loss, survival_likelihood, survival_loss
 from learner.rows import Rows, from_events, joined
 from tests.learner.traffic import Traffic
 
@@ -184,7 +185,7 @@ def test_a_censored_label_is_a_lower_bound(output: float, bound: float) -> None:
         assert value > 0 and slope[0, 0] < 0
 
 
-def test_residuals_of_bounds_are_one_sided() -> None:
-    predicted, accepted = np.float32([5, 5, 2]), np.float32([3, 3, 6])
-    censored = np.array([False, True, True])
-    assert residuals(predicted, accepted, censored).tolist() == [2, 0, 4]
+def test_the_error_of_a_bound_is_one_sided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "predict", lambda *_: np.float32([5, 5, 2]))
+    labels = {"accepted": np.float32([3, 3, 6]), "censored": np.array([False, True, True])}
+    assert tune.error_of(first_policy("s"), replace(ROWS.take(np.arange(3)), **labels)) == 2.0
