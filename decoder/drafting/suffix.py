@@ -36,6 +36,8 @@ TAKEN: Final = 16
 MEMORIES: Final = 16
 """Memories of payoffs may take one part in so many of what text may."""
 
+NOTHING: Final = np.zeros(0, np.int32)
+
 
 @dataclass(slots=True)
 class _Index:
@@ -174,6 +176,7 @@ class SuffixCache:
             part, active.prompt = active.prompt[:count], active.prompt[count:]
             done += len(part)
             if not len(active.prompt):
+                active.prompt = NOTHING  # a view of what is left would hold all of it
                 part, active.behind = np.append(part, np.array(active.behind, np.int32)), []
             self._append(active.own, active.own.row, at.OWN, part)
             self.pool.indexes[active.own.row, at.PENDING] = len(active.prompt) > 0

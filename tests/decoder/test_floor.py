@@ -15,7 +15,6 @@ from decoder.contracts.events import LIMITS
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.guards.floor import (
-    DOUBT,
     OPTIONS,
     PROBE_EVERY,
     STRETCH,
@@ -36,6 +35,7 @@ PROMPT = [30, 31, 32]
 WITHIN_CYCLES = 200
 RELIEVED_WITHIN = 100
 BAND = 0.97
+LUCK = np.random.default_rng(0).random(3000) < 0.35
 MILD = CostTable("mild", (1, 101), (1.0, 1.6), draft_us=0.2)
 POISON = CostTable("poison", (1, 101), (1.0, 6.0))
 STEEP = CostTable("steep", (1, 101), (1.0, 81.0), draft_us=0.2)
@@ -58,6 +58,20 @@ def healthy(position: int) -> int:
 
 def collapsed(position: int) -> int:
     return 0
+
+
+def weak(position: int) -> int:
+    return int(LUCK[position])
+
+
+class Timed(LiveCosts):
+    """Hears times of a ``true`` table."""
+
+    true: CostTable
+
+    def observe(self, tokens: int, rows: int, drafted: int, us: float) -> None:
+        true_us = self.true.time(tokens) + self.true.drafting(drafted, rows)
+        super().observe(tokens, rows, drafted, true_us)
 
 
 PHASES = {
@@ -116,21 +130,14 @@ def test_a_mended_drafter_is_taken_up_whoever_is_in_force(start: Option, policy:
     assert len(late) > 100 and late.count("model") > 0.9 * len(late)
 
 
-def test_what_a_step_without_drafts_costs_is_looked_at_where_it_is_in_doubt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    router = make_router(trusting_policy(hazard=0.9), has_model=True, floor=True)
-    costs, run = LiveCosts(MILD), Run()
-
-    def took(tokens: int, rows: int, drafted: int, us: float) -> None:
-        LiveCosts.observe(
-            costs, tokens, rows, drafted, MILD.dense[tokens] + MILD.drafting(drafted, rows)
-        )
-
-    monkeypatch.setattr(costs, "observe", took)
-    decode(router, Phase(scattered(4000), healthy, MILD), run, PROMPT, "x", costs)
-    assert 0 < run.arms.count("none") < 0.01 * len(run.arms)
-    assert costs.doubt(1 + K, 1, K) < DOUBT
+def test_a_plain_step_that_is_cheaper_than_its_profile_is_found_out() -> None:
+    """Nothing else tells of it while every step drafts: without the look, a third is lost."""
+    true = CostTable("true", (1, 2, 101), (0.6, 1.0, 1.6), draft_us=0.2)
+    costs, run = Timed(MILD), Run()
+    costs.true = true
+    router = make_router(trusting_policy(hazard=0.9, chance=0.35), has_model=True, floor=True)
+    decode(router, Phase(scattered(3000), weak, true), run, PROMPT, "x", costs)
+    assert run.rate(WITHIN_CYCLES) >= BAND / true.dense[1]
 
 
 def test_without_a_drafter_the_model_arm_is_no_candidate() -> None:

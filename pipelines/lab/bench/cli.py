@@ -230,6 +230,21 @@ def decide(
 
 
 @app.command()
+def memory(
+    outputs: Annotated[
+        int, typer.Option(min=1, help="Tokens that one tenant wrote before.")
+    ] = 10_000_000,
+    requests: Annotated[int, typer.Option(min=1, help="Requests under way.")] = 64,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each one's prompt.")] = 131_072,
+    as_json: AsJson = False,
+) -> None:
+    """What a worker holds of a tenant's text, by its books and by the size of the process."""
+    from pipelines.lab.bench.step_cost import memory as held
+
+    _show("What a worker holds of a tenant's text", held(outputs, requests, prompt), as_json)
+
+
+@app.command()
 def learner(
     events: Annotated[
         int, typer.Option(min=10_000, help="Events taken in, by each combination.")

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 
@@ -25,7 +26,7 @@ from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
-from decoder.core.router import DraftRouter
+from decoder.core.router import DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.pages import FILLED
 from decoder.drafting.suffix import SuffixCache
@@ -279,6 +280,40 @@ def measure(
         "bytes_per_token": float(held / written),
         "tokens_per_cycle": per_cycle,
         "steps": steps,
+    }
+
+
+def memory(outputs: int, requests: int, prompt: int) -> dict[str, Any]:
+    """What a worker holds of one tenant's text.
+
+    Args:
+        outputs: tokens of outputs that others of it wrote before.
+        requests, prompt: under way, and tokens of each one's prompt.
+
+    Returns:
+        for ``--json``: by the worker's own books, which ``HVD_WORKER_CACHE_GIB`` bounds, and by how
+        much the process has grown.
+    """
+    router, writer, mine = make_router(first_policy(ANY_SCOPE)), Writer(0), psutil.Process()
+    cache, none, before = router.cache, np.zeros(0, np.int32), mine.memory_info().rss
+    assert cache is not None
+    for place in range(-(-outputs // OUTPUT)):
+        cache.start(f"past-{place}", none, "tenant")
+        cache.extend(f"past-{place}", writer.text(OUTPUT))
+        cache.stop(f"past-{place}")
+    options = RequestOptions(OUTPUT, prompt + OUTPUT, tenant="tenant")
+    for place in range(requests):
+        router.start(f"request-{place}", np.array(writer.text(prompt), np.int32), options)
+        cache.index(None)
+    held, grown = cache.held_bytes, mine.memory_info().rss - before
+    tokens = -(-outputs // OUTPUT) * OUTPUT + requests * prompt
+    return {
+        "tokens": tokens,
+        "held_mib": held / 2**20,
+        "bytes_per_token": held / tokens,
+        "rss_grown_mib": grown / 2**20,
+        "rss_mib": mine.memory_info().rss / 2**20,
+        "pages_given_up": cache.evicted + cache.shed,
     }
 
 

@@ -129,6 +129,23 @@ def test_the_command_prints_what_it_measured() -> None:
     assert CliRunner().invoke(app, [*command[:-1], "none"]).exit_code == 2
 
 
+def test_text_that_is_held_is_in_the_books() -> None:
+    asked = [
+        "bench",
+        "memory",
+        "--outputs",
+        "9000",
+        "--requests",
+        "2",
+        "--prompt",
+        "3000",
+        "--json",
+    ]
+    found = json.loads(CliRunner().invoke(app, asked).stdout)
+    assert found["tokens"] == 9_600 + 2 * 3_000 and not found["pages_given_up"]
+    assert TOKEN_BYTES < found["bytes_per_token"] < 2 * TOKEN_BYTES
+
+
 def test_a_step_has_every_part_of_ours_in_it_and_prompts_are_waited_for() -> None:
     whole = step_cost.measure(20, long_prompts=1, beside=5, requests=8, prompt=200)
     assert set(whole["us_by_verb"]) == {"observe", "choose", "drafted", "settle", "adapter"}
