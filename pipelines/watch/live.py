@@ -74,7 +74,7 @@ def serving(
         ProcessError: the port is taken.
     """
     ledger = Ledger(keep_s=HISTORY_S)
-    nothing = f"Nothing yet: ask something.\n\n{request}".rstrip()
+    nothing = f"Nothing yet: it takes requests, such as this.\n\n{request}".rstrip()
     complaints = Complaints()  # browsers ask every few seconds
     one_at_a_time = threading.Lock()
 

@@ -228,7 +228,7 @@ def test_a_browser_reads_the_ratio_off_the_live_page_and_sees_it_change(kafka) -
         assert ratio == pytest.approx(1.5, rel=0.03)
         assert text_of(document, "over_plain-detail") == detail(url)
         assert text_of(document, "made").startswith("live")
-        assert "Nothing yet: ask something." in document, "what no draft was seen of"
+        assert "Nothing yet: it takes requests" in document, "what no draft was seen of"
         assert "rgb(29, 33, 38)" in document, "the ink on a light page"
         produce(kafka, began + 60.0, {**records.FASTER, CHAMPION: 40.0})
         until(lambda: "60 pairs" in detail(url))
