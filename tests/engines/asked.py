@@ -22,6 +22,9 @@ from tests.engines.plugged import worker_in
 LIMIT: Final = 160
 TOKENS: Final = 18
 VOCABULARY: Final = 24
+JSON: Final = ("[", "]", "1", "2", ",1", ",2")
+"""What its last tokens say; the others are w0, w1 and so on."""
+SCHEMA: Final = {"type": "array", "items": {"type": "integer"}, "minItems": 2}
 
 
 def kinds(written: list[list[int]]) -> dict[str, dict[str, Any]]:
@@ -29,7 +32,8 @@ def kinds(written: list[list[int]]) -> dict[str, dict[str, Any]]:
     from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
     repeats = RepetitionDetectionParams(max_pattern_size=12, min_pattern_size=1, min_count=2)
-    middle = written[0][9]
+    said = [*(f"w{i}" for i in range(VOCABULARY - len(JSON))), *JSON]
+    middle, first, second = written[0][9], *written[1][6:8]
     return {
         "greedy": {},
         "one choice": {"temperature": 1.0, "top_k": 1},
@@ -37,12 +41,13 @@ def kinds(written: list[list[int]]) -> dict[str, dict[str, Any]]:
         "several choices": {"n": 3, "temperature": 1.0, "top_k": 1},
         "logprobs": {"logprobs": 2, "prompt_logprobs": 1},
         "stop ids": {"stop_token_ids": [middle]},
-        "stop strings": {"stop": [f"w{written[1][6]} w{written[1][7]}"], "min_tokens": 3},
+        "stop strings": {"stop": [f"{said[first]} {said[second]}"], "min_tokens": 3},
         "min_tokens": {"min_tokens": 12, "stop_token_ids": [middle]},
         "penalties": {"presence_penalty": 0.4, "frequency_penalty": 0.2},
         "allowed": {"allowed_token_ids": list(range(0, VOCABULARY, 2))},
-        "bad words": {"bad_words": [f"w{middle}"]},
+        "bad words": {"bad_words": [said[middle]]},
         "structured": {"structured_outputs": StructuredOutputsParams(regex="(w1|w3|w5|w8){4,40}")},
+        "schema": {"structured_outputs": StructuredOutputsParams(json=SCHEMA)},
         "few tokens": {"max_tokens": 2},
         "no drafts": {"extra_args": {"hvd_speculate": "off"}},
         "to the end": {"max_tokens": LIMIT},
@@ -246,6 +251,7 @@ def main(job_file: str, result_file: str) -> None:
         result["vllm accepted"] = counted["vllm:spec_decode_num_accepted_tokens"]
         result["noted"], result["faults"] = noted, worker.faults
         result["left"] = len(worker.router.table.slots)
+        result["sides"] = {name: sums.tokens for name, sums in worker.router.turns.sums.items()}
     Path(result_file).write_text(json.dumps(result))
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 VARIABLES = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 """Of a process that is to run it."""
+WORKER = "tests.engines.v2_on_cpu.HybridCPUWorker"
+"""The worker with our runner there."""
 
 
 class _Masking:
@@ -79,6 +81,5 @@ def install(ahead: bool | None) -> None:
 
     from decoder.engines.vllm import configured, profile
 
-    worker = "tests.engines.v2_on_cpu.HybridCPUWorker"
-    configured.WORKERS["vllm.v1.worker.cpu_worker.CPUWorker"] = worker
+    configured.WORKERS["vllm.v1.worker.cpu_worker.CPUWorker"] = WORKER
     profile.CPU_SECONDS = 1.0  # type: ignore[misc]  # what kernels take here is of no use

@@ -41,6 +41,13 @@ def test_every_engine_keeps_to_its_contract_on_its_v2_runner() -> None:
         "tests/engines/test_contract.py")  # fmt: skip
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_every_answer_is_plain_v1s_on_its_v2_runner_scheduled_ahead() -> None:
+    run("-m", "pytest", "-q", "-n", "0", "-m", "long or not long", "-k", "eagle3 and True",
+        "tests/engines/test_vllm_v2.py")  # fmt: skip
+
+
 @pytest.mark.release
 def test_its_outputs_are_plain_vllms_on_it() -> None:
     tests = ("test_contract", "test_vllm_thinking", "test_vllm_v2")

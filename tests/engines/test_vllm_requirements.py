@@ -109,6 +109,8 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
         changed(both(model(is_moe=True), setting(f"{PARALLEL}.data_parallel_size", 2))),
     ("--enable-dbo, --ubatch-size", "on"): changed(f"{PARALLEL}.enable_dbo"),
     ("--enable-lora", "true"): changed("lora_config", object()),
+    ("--enable-lora", "true, with the V2 runner"):
+        changed(both(on_v2, setting("lora_config", object()))),
     ("--enable-prompt-embeds", "true"): changed(model(enable_prompt_embeds=True)),
     ("model", "multimodal, or with positions of several dimensions"):
         changed(model(uses_mrope=True)),

@@ -230,13 +230,16 @@ def test_steps_of_different_lengths_have_full_graphs_where_attention_can(
 def served(folder: Path, method: str = "", ahead: bool | None = None) -> dict[str, Any]:
     """Everything asked of an engine in a process of its own: without a method plain vLLM's V1, and
     V1 with ours where ``ahead`` is None."""
-    models = two_heads.write_models(folder, asked.VOCABULARY, 16)
+    models = two_heads.write_models(folder, asked.VOCABULARY, 16, asked.JSON)
     job: dict[str, Any] = {"model": str(models[0]), "speculative_config": None}
     variables = {"HVD_WORKER_ENABLED": "0"}
     if method:
         given = {"model": str(models[1])} if method == "eagle3" else {}
         job["speculative_config"] = given | {"method": method, "num_speculative_tokens": 12}
-        variables = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0"}
+        variables = {
+            "HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0", "HVD_WORKER_HOLDOUT": "0.3",
+            "HVD_WORKER_SIDES": "plain,suffix,first",
+        }  # fmt: skip
         if ahead is None:
             job["speculative_config"] |= ON_V1
         else:
@@ -311,6 +314,7 @@ def test_drafts_were_really_verified_and_counted(hybrid: dict[str, Any]) -> None
     assert status["faults"] == 0 and hybrid["left"] == 0
     assert status["requests_started"] == status["requests_stopped"] > 60
     assert bool(hybrid["faults"]) == ("model" in status["cycles"]), "its passes were made to fail"
+    assert all(hybrid["sides"].get(side) for side in ("plain", "suffix", "first"))
 
 
 @real

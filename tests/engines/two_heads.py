@@ -6,6 +6,7 @@ Its words mean nothing; every token is one, so that a prompt is a list of number
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,10 +24,13 @@ LENGTH = 512
 
 
 def write_models(
-    folder: Path, vocabulary: int = VOCABULARY, drafted: int = DRAFTED
+    folder: Path,
+    vocabulary: int = VOCABULARY,
+    drafted: int = DRAFTED,
+    words: Sequence[str] = (),
 ) -> tuple[Path, Path]:
     """Target and drafter, as vLLM loads them from disk; with few tokens its drafts are right now
-    and then."""
+    and then. ``words`` are its last ones, where they are to mean something."""
     target, drafter = folder / "target", folder / "drafter"
     torch.manual_seed(3)
     config = LlamaConfig(
@@ -36,8 +40,9 @@ def write_models(
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).eval().save_pretrained(target)
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(vocabulary)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(target)
+    every = [*(f"w{i}" for i in range(vocabulary - len(words))), *words]
+    tokenizer = Tokenizer(WordLevel({w: i for i, w in enumerate(every)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(target)
     head = Eagle3Head(
         HeadConfig(
             hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS,

@@ -96,10 +96,6 @@ def _has_processors(config: Any) -> bool:
     return bool(config.model_config.logits_processors or entry_points(group=_PROCESSORS))
 
 
-def _backend(config: Any) -> str:
-    return str(config.structured_outputs_config.backend)
-
-
 def reads_with_positions_alone(config: Any) -> bool:
     """Whether what the drafter reads is a matter of tokens and positions, so it may read late."""
     model = config.model_config
@@ -237,6 +233,10 @@ REQUIREMENTS: Final = (
     Requirement("--enable-lora", "true", "clamped",
         "requests that name an adapter get no drafts and send no telemetry: policy, drafter and "
         "scope are the base model's", lambda c, _: c.lora_config is not None),
+    Requirement("--enable-lora", "true, with the V2 runner", "refused",
+        "set VLLM_USE_V2_MODEL_RUNNER=0: behind drafts vLLM's V2 runner takes a row of logits for "
+        "one of another request's adapter.",
+        lambda c, _: c.use_v2_model_runner and c.lora_config is not None),
     Requirement("--enable-prompt-embeds", "true", "clamped",
         "requests whose prompt is embeddings get no drafts: there is nothing to copy from",
         lambda c, _: bool(c.model_config.enable_prompt_embeds)),
@@ -270,10 +270,10 @@ REQUIREMENTS: Final = (
     Requirement(
         "--structured-outputs-config", "backend auto, xgrammar, guidance or outlines", "accepted",
         "drafts that break the grammar are cut by vLLM, and not counted as drafted",
-        lambda c, _: _backend(c) != "lm-format-enforcer"),
+        lambda c, _: c.structured_outputs_config.backend != "lm-format-enforcer"),
     Requirement("--structured-outputs-config", "backend lm-format-enforcer", "refused",
         'set "backend" to "auto": vLLM refuses each request that would use this one beside drafts.',
-        lambda c, _: _backend(c) == "lm-format-enforcer"),
+        lambda c, _: c.structured_outputs_config.backend == "lm-format-enforcer"),
     Requirement("--generation-config, --override-generation-config", "min_p above 0", "refused",
         "set --override-generation-config '{\"min_p\": 0}': vLLM refuses min_p wherever anything "
         "drafts, so a request that left it out would be refused.", lambda c, _: _has_min_p(c)),
