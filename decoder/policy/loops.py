@@ -110,7 +110,7 @@ def curves_of(
     return curves
 
 
-@compiled()
+@compiled((REALS, WHOLE))
 def yields_of_places(odds: NDArray[np.float64], most: int) -> FloatArray:
     """Expected accepted lengths of model drafts of 1 to ``most`` tokens: float32 [most]."""
     yields = np.empty(most, np.float32)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from decoder.compiled import HANDLE, MATRIX, REAL, WHOLES, Handle, compiled, opener, record
+from decoder.contracts.bundle import Policy
 from decoder.core.requests import RequestOptions
 from decoder.policy.first import first_policy
 from tests.decoder.simulated import Router, decode_all
@@ -100,10 +101,10 @@ def test_what_is_kept_on_disk_follows_what_it_takes_from_another_file(tmp_path: 
     assert taking() == "4.0 0\n" * 3
 
 
-def steps() -> list[tuple[object, ...]]:
+def steps(policy: Policy | None = None) -> list[tuple[object, ...]]:
     """What a worker decides of a text that copies itself, and what came of it."""
     text = np.random.default_rng(0).integers(0, 4, 90).tolist()
-    router = Router(first_policy("s"), True)
+    router = Router(policy or first_policy("s"), True)
     decode_all(router, "r", text[:30], text, RequestOptions(60, 4096))
     return [(e.arm, e.draft_len, e.accepted, round(e.predicted, 3)) for e in router.kept.every]
 
@@ -112,6 +113,22 @@ def test_a_worker_without_numba_decides_as_one_with_it() -> None:
     without = "import sys; sys.modules['numba'] = None; from tests.decoder import test_compiled"
     mine, theirs = steps(), run("-c", f"{without}; print(test_compiled.steps())")
     assert theirs == f"{mine}\n" and "cache" in theirs
+
+
+NEVER = """
+from numba.core.dispatcher import _DispatcherBase
+from decoder.contracts.bundle import frequency_policy
+from tests.decoder.test_compiled import steps
+def called(made, *_, **__):
+    raise AssertionError(f"{made.py_func.__name__} is compiled when a worker calls it")
+_DispatcherBase._compile_for_args = called
+for policy in (None, frequency_policy("s")):
+    print(len(steps(policy)))
+"""
+
+
+def test_a_worker_compiles_nothing_once_it_is_there() -> None:
+    assert "0" not in run("-c", NEVER).split()
 
 
 def test_a_handle_stands_for_the_arrays_it_was_asked_for() -> None:

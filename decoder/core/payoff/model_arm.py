@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import REALS, WHOLE, compiled
+from decoder.compiled import REAL, REALS, WHOLE, compiled
 
 START: Final = 2.0
 """Accepted tokens expected of a whole draft of a drafter of which nothing is known: what one
@@ -42,13 +42,13 @@ LEFT, AGED, UNSEEN, PLACES = range(4)
 steps since a model draft was verified, and from there on the outcomes of each place."""
 
 
-@compiled()
+@compiled((REAL,))
 def chance_at(odds: float) -> float:
     """The chance that log-odds stand for."""
     return float(1.0 / (1.0 + np.exp(-odds)))
 
 
-@compiled()
+@compiled((REALS, WHOLE))
 def payoff_of(odds: NDArray[np.float64], length: int) -> float:
     """Accepted length to expect of a draft of ``length`` tokens."""
     total, alive = 0.0, 1.0
