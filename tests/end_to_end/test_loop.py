@@ -18,6 +18,7 @@ from rich.console import Console
 
 from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.events import DraftEvent
+from decoder.contracts.topics import POLICY, policy_key
 from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
 from learner.registry import Registry
@@ -180,6 +181,19 @@ def test_moving_the_alias_changes_what_is_served(
     assert first.output == answers["edits-0"].output, "a policy changed the output"
     reader.until("its labels", lambda: any(e.policy_version == version for e in reader.events))
     assert reader.workers[-1].cycles.get("cache", 0) == cycles_before
+
+
+def test_a_malformed_bundle_is_refused_and_counted(stack: Stack, reader: Reader) -> None:
+    from kafka import KafkaProducer
+
+    before = reader.workers[-1].policy_version
+    producer = KafkaProducer(enable_idempotence=False, **stack.kafka.client_options())
+    key = policy_key(embedded_scope(), "champion")
+    producer.send(POLICY.name, key=key, value=b"not a bundle").get(60)
+    producer.close()
+    reader.until("the refusal", lambda: reader.workers[-1].refusals.get("malformed") == 1)
+    assert reader.workers[-1].policy_version == before
+    assert asked(stack, list(next(prompts("chat")).messages), "after-the-refusal").output
 
 
 def test_logs_hold_no_prompt(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> None:
