@@ -1,9 +1,9 @@
 """Ask one vLLM engine for everything: ``python -m tests.engines.asked JOB RESULT``.
 
 The job holds ``model``, ``speculative_config`` or null, and ``ahead`` where it is vLLM's V2 runner
-that is asked, scheduled ahead or not. All is asked twice, the second time with what the first has
-left in the cache, while a thread swaps policies. So few blocks are there that requests are
-preempted.
+that is asked, scheduled ahead or not. All is asked twice: while a thread swaps policies, and then
+with what that has left in the cache, while sides play, which takes a policy that stays. So few
+blocks are there that requests are preempted.
 """
 
 from __future__ import annotations
@@ -118,6 +118,19 @@ def aborted(llm: Any, prompts: list[list[int]]) -> list[list[int]]:
     return [made[name] for name in names[1::2]]
 
 
+def note_sides(turns: Any) -> set[str]:
+    """Who decides a step, of the sides that are compared."""
+    follow, noted = turns.next, set[str]()
+
+    def following(champion: Any) -> Any:
+        side = follow(champion)
+        noted.update([] if side is None else [side.name])
+        return side
+
+    turns.next = following
+    return noted
+
+
 def note_steps(runner: Any) -> dict[str, int]:
     """Count what is chosen, what is verified, and what reaches the target that is no token."""
     noted = dict.fromkeys(("chosen", "verified", "longer", "no token", "preempted", "begun"), 0)
@@ -212,10 +225,11 @@ def main(job_file: str, result_file: str) -> None:
     result: dict[str, Any] = {"answers": {}}
     config = llm.llm_engine.vllm_config
     result["runner"] = [config.use_v2_model_runner, config.max_concurrent_batches]
-    worker, stop, noted = None, threading.Event(), None
+    worker, stop, noted, sides = None, threading.Event(), None, set[str]()
     threads = []
     if job["speculative_config"]:
         worker = worker_in(llm)
+        sides = note_sides(worker.router.turns)
         runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
         noted = note_steps(runner) if on_v2 else None
         threads = [threading.Thread(target=swap_forever, args=(worker.router, stop), daemon=True)]
@@ -232,6 +246,7 @@ def main(job_file: str, result_file: str) -> None:
         made = answers(llm, [(ids, every[kind]) for kind, ids in pairs])
         for (kind, _), answer in zip(pairs, made, strict=True):
             result["answers"].setdefault(f"{kind}, {time}", []).append(answer)
+        stop.set()
     if not on_v2:
         budgets = [{"thinking_token_budget": budget} for budget in (0, 1, 5, 9)]
         pairs_of = itertools.product(asked[:3], budgets)
@@ -242,7 +257,6 @@ def main(job_file: str, result_file: str) -> None:
         result["status"] = worker.status().model_dump(mode="json")
         fail_now_and_then(runner)
     result["answers"]["aborted"] = aborted(llm, asked[:4])
-    stop.set()
     for thread in threads:
         thread.join()
     if worker is not None:
@@ -251,7 +265,7 @@ def main(job_file: str, result_file: str) -> None:
         result["vllm accepted"] = counted["vllm:spec_decode_num_accepted_tokens"]
         result["noted"], result["faults"] = noted, worker.faults
         result["left"] = len(worker.router.table.slots)
-        result["sides"] = {name: sums.tokens for name, sums in worker.router.turns.sums.items()}
+        result["sides"] = sorted(sides)
     Path(result_file).write_text(json.dumps(result))
 
 
