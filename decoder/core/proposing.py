@@ -19,7 +19,7 @@ from decoder.compiled import (
 from decoder.contracts.features import LOGGED, NUM_FEATURES, RECENT, TOKEN_CLASSES
 from decoder.core import table as at
 from decoder.core.payoff.memory import KINDS, Payoffs, hashed, payoffs_of, recall
-from decoder.core.table import TABLE, Table, table_of
+from decoder.core.table import Table, table_of
 from decoder.drafting.matches import BACK, draft, fetch, newest, scratch_for
 from decoder.drafting.pages import ORDERS, PAGES, SHARED, pool_of
 
@@ -28,7 +28,7 @@ _RECALLED: Final = _SHARES - 3 * KINDS
 _LOGGED: Final = len(LOGGED)
 
 
-@compiled((TABLE, WHOLE, WHOLE))
+@compiled()
 def room_of(table: Table, slot: int, longest: int) -> int:
     """Tokens of a draft for a request, at most ``longest``; one place is kept for the target's own.
 

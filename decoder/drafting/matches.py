@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import FLOATS, IDS, REALS_3, SCRATCH, WHOLE, WHOLES, compiled
+from decoder.compiled import FLOATS, IDS, REALS_3, SCRATCH, WHOLE, compiled
 from decoder.drafting import pages as at
 from decoder.drafting.pages import POOL, Pool
 
@@ -103,7 +103,7 @@ def gather(
     return count, work
 
 
-@compiled((POOL, WHOLE, IDS, WHOLES))
+@compiled()
 def newest(pool: Pool, index: int, context: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
     """Fill ``slots`` with the newest positions of the chains of all ``ORDERS`` that ``context``
     ends in, if they are of this text."""
@@ -116,7 +116,7 @@ def newest(pool: Pool, index: int, context: NDArray[np.int32], slots: NDArray[np
             order += 1
 
 
-@compiled((POOL, WHOLES))
+@compiled()
 def fetch(pool: Pool, slots: NDArray[np.int64]) -> None:
     """Have ``AHEAD`` positions of each of n chains in the processor's caches. Overwrites ``slots``,
     the newest of each, ``ORDERS`` one after the other."""
@@ -199,7 +199,7 @@ def vote(
     return length, score, work
 
 
-@compiled((POOL, WHOLE, WHOLE))
+@compiled()
 def foretold(pool: Pool, index: int, count: int) -> int:
     """Of the last ``count`` tokens of a request's own text, how many went on as the same tokens of
     the longest order had when they last came: a fact of the text, whoever drafted meanwhile."""
