@@ -39,15 +39,6 @@ class Chosen(NamedTuple):
     model_len: int
     worth: float = np.inf
 
-    def typed(self) -> Chosen:
-        """The same of the types that the compiled step takes."""
-        return self._replace(
-            arms=np.ascontiguousarray(self.arms, np.int8),
-            lengths=np.ascontiguousarray(self.lengths, np.int32),
-            expected=np.ascontiguousarray(self.expected, np.float32),
-            model=np.ascontiguousarray(self.model, np.float32),
-        )
-
 
 def choose(
     policy: Policy,

@@ -41,7 +41,7 @@ _FEATURES_AT: Final = _NAMES_AT + NAMES.itemsize
 _UNNAMED: Final = 255
 
 
-@compiled((TABLE, WHOLE, WHOLE, WHOLE))
+@compiled()
 def await_settling(table: Table, cycle: int, accepted: int, censored: int) -> None:
     """All is known of a cycle. Mutates."""
     row = table.rows[cycle]
@@ -50,7 +50,7 @@ def await_settling(table: Table, cycle: int, accepted: int, censored: int) -> No
     table.counts[at.UNSETTLED] += 1
 
 
-@compiled((TABLE, WHOLE))
+@compiled()
 def give_back(table: Table, cycle: int) -> None:
     """Nobody knows a cycle any more. Mutates."""
     table.free[table.counts[at.FREE]] = cycle

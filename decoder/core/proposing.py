@@ -19,7 +19,7 @@ from decoder.compiled import (
 from decoder.contracts.features import LOGGED, NUM_FEATURES, RECENT, TOKEN_CLASSES
 from decoder.core import table as at
 from decoder.core.payoff.memory import KINDS, Payoffs, hashed, payoffs_of, recall
-from decoder.core.table import TABLE, Table, table_of
+from decoder.core.table import Table, table_of
 from decoder.drafting.matches import BACK, draft, fetch, newest, scratch_for
 from decoder.drafting.pages import ORDERS, PAGES, SHARED, pool_of
 
@@ -28,7 +28,7 @@ _RECALLED: Final = _SHARES - 3 * KINDS
 _LOGGED: Final = len(LOGGED)
 
 
-@compiled((TABLE, WHOLE, WHOLE))
+@compiled()
 def room_of(table: Table, slot: int, longest: int) -> int:
     """Tokens of a draft for a request, at most ``longest``; one place is kept for the target's own.
 
@@ -171,12 +171,13 @@ def propose(
     tokens, probs = np.empty((2, most), np.int32), np.empty((2, most), np.float32)
     n, m, scratch = 0, 0, scratch_for(most)
     if shown:
-        each, ahead = len(ORDERS), np.zeros(2 * len(ORDERS) * count, np.int64)
+        ahead = np.empty((2 * count, len(ORDERS)), np.int64)
         for i in range(count):
             own, context = table.requests[slots[i], at.INDEX], table.contexts[slots[i]]
-            newest(pool, own, context, ahead[2 * i * each :])
-            newest(pool, pool.indexes[own, SHARED], context, ahead[(2 * i + 1) * each :])
-        fetch(pool, ahead)
+            for order in range(len(ORDERS)):
+                ahead[2 * i, order] = newest(pool, own, context, order)
+                ahead[2 * i + 1, order] = newest(pool, pool.indexes[own, SHARED], context, order)
+        fetch(pool, ahead.ravel())
     for place in range(count):
         slot = slots[place]
         room = room_of(table, slot, longest) if slot >= 0 else 0

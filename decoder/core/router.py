@@ -238,8 +238,6 @@ class DraftRouter(Following):
             self._model_len, odds=self.model_arm.odds, most=most, unread=unable,
             beside=beside,
         )  # fmt: skip
-        if rule is not choose:
-            wanted = wanted.typed()
         self.worth_us = wanted.worth if serves and awake else None
         arms = wanted.arms
         if not len(arms) == len(wanted.lengths) == len(wanted.expected) == len(places):

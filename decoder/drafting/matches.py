@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import FLOATS, IDS, REALS_3, SCRATCH, WHOLE, WHOLES, compiled
+from decoder.compiled import FLOATS, IDS, REALS_3, SCRATCH, WHOLE, compiled
 from decoder.drafting import pages as at
 from decoder.drafting.pages import POOL, Pool
 
@@ -53,6 +53,16 @@ def matched(
 
 
 @compiled()
+def newest(pool: Pool, index: int, context: NDArray[np.int32], order: int) -> int:
+    """The newest position of the chain that the end of ``context`` is in, or 0."""
+    state = 0
+    for i in range(at.ORDERS[order]):
+        state = at.mixed(state, int(context[len(context) - 1 - i]))
+    bucket = pool.indexes[index, at.BEGIN] + (state & pool.indexes[index, at.MASK])
+    return int(pool.heads[bucket, order])
+
+
+@compiled()
 def gather(
     pool: Pool,
     index: int,
@@ -74,11 +84,7 @@ def gather(
     """
     text, links, times, chains = pool.text, pool.links, pool.times, pool.chains
     least = at.ORDERS[order]
-    state = 0
-    for i in range(least):
-        state = at.mixed(state, int(context[len(context) - 1 - i]))
-    bucket = pool.indexes[index, at.BEGIN] + (state & pool.indexes[index, at.MASK])
-    slot, closed = int(pool.heads[bucket, order]), at.NEVER
+    slot, closed = newest(pool, index, context, order), at.NEVER
     count, full, last, work = 0, 0, -FULL, 0
     for _ in range(MOST * STEPS):
         if slot == 0 or count == MOST or full == FULL:
@@ -103,20 +109,7 @@ def gather(
     return count, work
 
 
-@compiled((POOL, WHOLE, IDS, WHOLES))
-def newest(pool: Pool, index: int, context: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
-    """Fill ``slots`` with the newest positions of the chains of all ``ORDERS`` that ``context``
-    ends in, if they are of this text."""
-    begin, mask = pool.indexes[index, at.BEGIN], pool.indexes[index, at.MASK]
-    state, order = 0, 0
-    for i in range(at.ORDERS[-1]):
-        state = at.mixed(state, int(context[len(context) - 1 - i]))
-        if i + 1 == at.ORDERS[order]:
-            slots[order] = pool.heads[begin + (state & mask), order]
-            order += 1
-
-
-@compiled((POOL, WHOLES))
+@compiled()
 def fetch(pool: Pool, slots: NDArray[np.int64]) -> None:
     """Have ``AHEAD`` positions of each of n chains in the processor's caches. Overwrites ``slots``,
     the newest of each, ``ORDERS`` one after the other."""
@@ -199,7 +192,7 @@ def vote(
     return length, score, work
 
 
-@compiled((POOL, WHOLE, WHOLE))
+@compiled()
 def foretold(pool: Pool, index: int, count: int) -> int:
     """Of the last ``count`` tokens of a request's own text, how many went on as the same tokens of
     the longest order had when they last came: a fact of the text, whoever drafted meanwhile."""

@@ -71,7 +71,7 @@ def new_pool(pages: int, buckets: int, indexes: int) -> Pool:
     )  # fmt: skip
 
 
-@compiled((WHOLE, WHOLE))
+@compiled()
 def mixed(state: int, token: int) -> int:
     """A hash of 32 bits, of one token more."""
     state = ((state ^ token) * 0x2C1B3C6D) & 0xFFFFFFFF

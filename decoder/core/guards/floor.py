@@ -19,7 +19,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import FIXED, REAL, REALS, REALS_2, REALS_3, WHOLE, WHOLES, compiled
+from decoder.compiled import compiled
 from decoder.policy.loops import drafting_time, part
 from decoder.policy.rule import CACHE, MODEL
 
@@ -51,7 +51,7 @@ PLAIN_EVERY: Final = 16
 """Steps since the last of these after which the doubt is looked at, and again after as many."""
 
 
-@compiled((*(WHOLE,) * 14, REAL, FIXED, REALS_3, REALS_2))
+@compiled()
 def outcomes_of(
     arm: int,
     wanted: int,
@@ -131,7 +131,7 @@ def judge(
         ahead[:] = 0.0
 
 
-@compiled((REALS, WHOLE, REALS_2, WHOLE, REALS, REALS, WHOLES))
+@compiled()
 def add(
     stretch: NDArray[np.float64],
     committed: int,

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import FLOATS, IDS, REALS_2, WHOLE, WHOLES, WHOLES_2, compiled, opener, record
+from decoder.compiled import IDS, REALS_2, WHOLE, WHOLES, WHOLES_2, compiled, opener, record
 from decoder.contracts.features import MEMORY_KEYS
 from decoder.drafting.blocks import Blocks
 from decoder.drafting.pages import mixed
@@ -58,7 +58,7 @@ PAYOFFS: Final = record(Payoffs, WHOLES_2, REALS_2, IDS, WHOLES, REALS_2)
 payoffs_of = opener(PAYOFFS)
 
 
-@compiled((IDS, WHOLE, WHOLE, WHOLE))
+@compiled()
 def hashed(tokens: NDArray[np.int32], first: int, end: int, state: int) -> int:
     """A key of 62 bits of ``tokens`` from ``first`` to before ``end``, after what ``state`` is."""
     low, high = state, state + 1
@@ -81,7 +81,7 @@ def place_of(payoffs: Payoffs, row: int, kind: int, key: int) -> int:
     return int(begin + at)
 
 
-@compiled((PAYOFFS, WHOLE, WHOLE))
+@compiled()
 def lacks(payoffs: Payoffs, row: int, labels: int) -> bool:
     """Whether a memory must grow before so many labels are learned."""
     size = payoffs.tables[row, SIZE]
@@ -89,7 +89,7 @@ def lacks(payoffs: Payoffs, row: int, labels: int) -> bool:
     return bool(size < 1 << MOST and 4 * needed > 3 * size)
 
 
-@compiled((PAYOFFS, WHOLE, WHOLES, FLOATS))
+@compiled()
 def recall(payoffs: Payoffs, row: int, keys: NDArray[np.int64], out: NDArray[np.float32]) -> None:
     """Fill ``out`` with mean log payoff, mean share and log weight for each of ``keys``."""
     for kind in range(KINDS):
@@ -102,7 +102,7 @@ def recall(payoffs: Payoffs, row: int, keys: NDArray[np.int64], out: NDArray[np.
         out[3 * kind + 2] = np.log1p(weight)
 
 
-@compiled((PAYOFFS, WHOLE, WHOLES, WHOLE, WHOLE))
+@compiled()
 def learn(payoffs: Payoffs, row: int, keys: NDArray[np.int64], accepted: int, length: int) -> None:
     """Take in a resolved payoff, in tokens, of a draft of ``length``. Mutates.
 
