@@ -236,18 +236,16 @@ def served(folder: Path, method: str = "", ahead: bool | None = None) -> dict[st
     if method:
         given = {"model": str(models[1])} if method == "eagle3" else {}
         job["speculative_config"] = given | {"method": method, "num_speculative_tokens": 12}
-        variables = {
-            "HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0", "HVD_WORKER_HOLDOUT": "0.9",
-            "HVD_WORKER_SIDES": "plain,suffix",
-        }  # fmt: skip
+        variables = {"HVD_WORKER_ENABLED": "1", "HVD_WORKER_FLOOR": "0"}
         if ahead is None:
             job["speculative_config"] |= ON_V1
         else:
-            job["ahead"], variables = ahead, variables | interpreted.VARIABLES
+            job["ahead"], variables = ahead, variables | interpreted.VARIABLES | SIDES
     made: dict[str, Any] = run_apart("tests.engines.asked", folder, job, **variables)
     return made | {"target": str(models[0])}
 
 
+SIDES = {"HVD_WORKER_HOLDOUT": "0.9", "HVD_WORKER_SIDES": "plain,suffix"}
 ON_V1 = {"disable_padded_drafter_batch": True, "disable_eagle_block_drop": True}
 
 
