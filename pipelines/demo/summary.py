@@ -159,7 +159,7 @@ def _learning(summary: Summary) -> str:
     applied = summary["policy_versions_applied"]
     if not applied:
         tried = summary["learner"].get("candidates", 0)
-        return f"{began} and tried {tried} candidates, of which none was shown to be better."
+        return f"{began}; candidates tried: {tried}, none of them shown to be better."
     first = next(s["at_s"] for s in summary["policy_switches"] if s["version"] == applied[0])
     return (
         f"{began}, learned from {summary['events_consumed']} draft events of its own traffic, and "
