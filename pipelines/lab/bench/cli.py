@@ -112,7 +112,10 @@ def serve(
         bool, typer.Option("--sessions", help="Turn after turn: an answer stands in the next one.")
     ] = False,
     turns: Annotated[int, typer.Option(min=1, help="Turns of a session at most.")] = 3,
-    configs: Annotated[str, typer.Option(help="What to compare.")] = "none,suffix,eagle3,hybrid",
+    configs: Annotated[
+        str,
+        typer.Option(help="What to compare; on an accelerator also eagle3-v2, eagle3-adaptive."),
+    ] = "none,suffix,eagle3,hybrid",
     eagle3_k: Annotated[str, typer.Option(help="Draft lengths to try for eagle3.")] = "2,3,4,5",
     suffix_k: Annotated[str, typer.Option(help="Draft limits to try for suffix.")] = "8,24,64",
     concurrency: Annotated[str, typer.Option(help="Requests under way at a time.")] = "1,4,8",

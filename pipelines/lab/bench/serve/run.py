@@ -97,6 +97,19 @@ class Server:
     child: processes.Child
     url: str
 
+    def ran(self) -> str:
+        """Which model runner it has, and how it schedules, by its own word, whatever it was told:
+        vLLM goes back to others where it cannot. "" where it does not say."""
+        asked = {"config_format": "json"}
+        try:
+            told = httpx.get(f"{self.url}/server_info", params=asked, timeout=60.0).json()
+            ahead = told["vllm_config"]["scheduler_config"]["async_scheduling"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return ""
+        log = self.child.log.read_text(errors="replace")
+        runner = "V2" if "Using V2 Model Runner" in log else "V1"
+        return f"{runner}, {'asynchronous' if ahead else 'step by step'}"
+
     def check(self, replies: Sequence[Reply]) -> None:
         """Do nothing unless the server died, or answered not one of its requests.
 
@@ -146,6 +159,7 @@ def launch_vllm(plan: Plan, setup: Setup, port: int) -> tuple[list[str], dict[st
     serve.empty_metrics(options, made[1])
     # A server that was stopped for a while would close, unread, connections that waited for it.
     made[1].setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "3600")
+    made[1].setdefault("VLLM_SERVER_DEV_MODE", "1")  # it says what it runs with
     return made
 
 
@@ -209,7 +223,8 @@ def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -
                 for one in found:
                     runs.append(one)
                     rates = ", ".join(f"{v.rate:.1f} at {v.concurrency}" for v in one.levels)
-                    said = f"round {number + 1} {one.setup}: {rates} tok/s"
+                    ran = f" ({one.ran})" if one.ran else ""
+                    said = f"round {number + 1} {one.setup}: {rates} tok/s{ran}"
                     console.print(said, highlight=False)
     finally:
         made = report(plan, runs, skipped)
@@ -262,7 +277,7 @@ def measure(
                 failed[setup.name] = str(error)
                 continue
             servers.append(server)
-            found[setup.name] = ServerRun(number, setup.name, ())
+            found[setup.name] = ServerRun(number, setup.name, (), server.ran())
         for turn, (at_once, prompts) in enumerate(plan.levels, number):
             first = turn % max(len(servers), 1)
             ordered = [*servers[first:], *servers[:first]]

@@ -1,13 +1,15 @@
 """What ``hvd bench serve`` compares: one way of starting the server each.
 
-======== =========================================================================================
-none     vLLM without speculation
-suffix   vLLM's own suffix decoding, one setup for each draft limit k
-eagle3   vLLM's own EAGLE3, one setup for each k, with its padded drafter batch and without:
-         padding drafts in fixed shapes and keeps asynchronous scheduling, the other drafts no
-         token for requests that have none to verify
-hybrid   this project's plugin, telemetry off
-======== =========================================================================================
+=============== ==================================================================================
+none            vLLM without speculation
+suffix          vLLM's own suffix decoding, one setup for each draft limit k
+eagle3          vLLM's own EAGLE3, one setup for each k, with its padded drafter batch and without:
+                padding drafts in fixed shapes and keeps asynchronous scheduling, the other drafts
+                no token for requests that have none to verify
+eagle3-v2       the same on the V2 model runner, scheduled asynchronously and step by step
+eagle3-adaptive the same asynchronously, with vLLM's adaptive verification
+hybrid          this project's plugin, telemetry off
+=============== ==================================================================================
 
 Everything but the speculative configuration and the plugin's switches is the same in all of them.
 """
@@ -27,7 +29,7 @@ from pipelines.lab.bench.serve.load import SLICE_S, turns
 from pipelines.prompts import Prompt
 from pipelines.serve.command import ServeOptions, serve_command, speculative_config
 
-Method = Literal["none", "suffix", "eagle3", "hybrid"]
+Method = Literal["none", "suffix", "eagle3", "eagle3-v2", "eagle3-adaptive", "hybrid"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 SUFFIX_DEPTH: Final = 24
 """vLLM's default depth of the suffix trees; drafts cannot be longer, so a larger k raises it."""
@@ -35,24 +37,33 @@ SUFFIX_DEPTH: Final = 24
 
 @dataclass(frozen=True)
 class Setup:
-    """One server to measure: ``k`` drafted tokens at most; ``padded`` is EAGLE3's alone."""
+    """One server to measure: ``k`` drafted tokens at most; ``padded`` is EAGLE3's alone, and
+    ``ahead``, whether it is scheduled asynchronously, of those on the V2 runner."""
 
     name: str
     method: Method
     k: int | None = None
     padded: bool | None = None
+    ahead: bool | None = None
 
     def speculative_config(self, drafter: str | None) -> dict[str, Any] | None:
         """vLLM's ``--speculative-config`` for a stock server; None without speculation."""
-        shared = {"method": self.method, "num_speculative_tokens": self.k}
         if self.method == "suffix":
-            return {**shared, "suffix_decoding_max_tree_depth": max(SUFFIX_DEPTH, self.k or 0)}
-        if self.method == "eagle3":
+            depth = max(SUFFIX_DEPTH, self.k or 0)
             return {
-                **shared,
+                "method": "suffix",
+                "num_speculative_tokens": self.k,
+                "suffix_decoding_max_tree_depth": depth,
+            }
+        if self.method.startswith("eagle3"):
+            adaptive = {"enable_adaptive_verification": True}
+            return {
+                "method": "eagle3",
+                "num_speculative_tokens": self.k,
                 "model": drafter,
                 "disable_padded_drafter_batch": not self.padded,
                 "disable_eagle_block_drop": True,  # as the hybrid: shared prefixes are read once
+                **(adaptive if self.method == "eagle3-adaptive" else {}),
             }
         return None
 
@@ -69,7 +80,7 @@ def setups(
     if not methods or not {*methods} <= {*METHODS}:
         unknown = ", ".join(m for m in methods if m not in METHODS) or "was named"
         raise SettingsError(f"no configuration {unknown}: choose from {', '.join(METHODS)}.")
-    if "eagle3" in methods and drafter is None:
+    if drafter is None and any(method.startswith("eagle3") for method in methods):
         raise ModelError("eagle3 needs a drafter made for the model: name one with --drafter.")
     kinds: dict[Method, list[Setup]] = {
         "none": [Setup("none", "none")],
@@ -78,6 +89,14 @@ def setups(
             Setup(f"eagle3-k{k}" + "-unpadded" * (not padded), "eagle3", k, padded)
             for k in eagle3_k
             for padded in (True, False)
+        ],
+        "eagle3-v2": [
+            Setup(f"eagle3-v2-k{k}" + "-sync" * (not ahead), "eagle3-v2", k, True, ahead)
+            for k in eagle3_k
+            for ahead in (True, False)
+        ],
+        "eagle3-adaptive": [
+            Setup(f"eagle3-adaptive-k{k}", "eagle3-adaptive", k, True, True) for k in eagle3_k
         ],
         "hybrid": [Setup("hybrid", "hybrid")],
     }
@@ -110,6 +129,9 @@ def command(
     del env["HVD_WORKER_ENABLED"]
     config = setup.speculative_config(options.drafter)
     stock = [] if config is None else ["--speculative-config", json.dumps(config)]
+    if setup.ahead is not None:
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        stock.append("--async-scheduling" if setup.ahead else "--no-async-scheduling")
     return [*arguments[:at], *stock, *arguments[at + 2 :]], env
 
 

@@ -75,6 +75,7 @@ class ServerRun:
     round: int
     setup: str
     levels: tuple[Level, ...]
+    ran: str = ""  # its model runner and scheduling, by its own word
 
 
 Rounds = Mapping[int, Level]
@@ -125,6 +126,7 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
                 "method": setup.method,
                 "k": setup.k,
                 "padded": setup.padded,
+                "ran": sorted({run.ran for run in runs if run.setup == setup.name}),
                 "concurrency": concurrency,
                 "best_of_method": best.get(setup.method) == setup.name,
                 **_whole(mine, here.get("none", {})),

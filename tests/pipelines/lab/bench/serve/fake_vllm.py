@@ -50,7 +50,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def do_GET(self) -> None:
-        self.answer(200, metrics() if self.path == "/metrics" else "")
+        pages = {
+            "/metrics": metrics(),
+            "/server_info?config_format=json": json.dumps(
+                {"vllm_config": {"scheduler_config": {"async_scheduling": True}}}
+            ),
+        }
+        self.answer(200, pages.get(self.path, ""))
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

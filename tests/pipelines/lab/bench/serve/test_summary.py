@@ -125,6 +125,18 @@ def test_each_draft_length_is_a_setup_and_eagle3_runs_padded_and_not() -> None:
         "none", "suffix-k8", "eagle3-k3", "eagle3-k3-unpadded", "eagle3-k5", "eagle3-k5-unpadded",
         "hybrid",
     ]  # fmt: skip
+    v2 = setups(["eagle3-adaptive", "eagle3-v2"], [3], [8], "head")
+    assert [s.name for s in v2] == ["eagle3-v2-k3", "eagle3-v2-k3-sync", "eagle3-adaptive-k3"]
+    for each, scheduled in zip(v2, ("--async", "--no-async", "--async"), strict=True):
+        arguments, environment = started(each)
+        assert f"{scheduled}-scheduling" in arguments
+        assert (
+            environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+            and "HVD_WORKER_ENABLED" not in environment
+        )
+        config = json.loads(arguments[arguments.index("--speculative-config") + 1])
+        assert config["method"] == "eagle3"
+        assert config.get("enable_adaptive_verification", False) is ("adaptive" in each.name)
     padded, unpadded = (each.speculative_config("head") or {} for each in made[2:4])
     assert padded["num_speculative_tokens"] == 3 and padded["model"] == "head"
     assert {name for name in padded if padded[name] != unpadded[name]} == {
@@ -135,7 +147,7 @@ def test_each_draft_length_is_a_setup_and_eagle3_runs_padded_and_not() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--configs ngram", "no configuration ngram: choose from none, suffix, eagle3, hybrid"),
+        ("--configs ngram", "no configuration ngram: choose from none, suffix, eagle3, eagle3-v2"),
         ("--configs eagle3 --model owner/model", "name one with --drafter"),
         ("--concurrency 1,many", "--concurrency '1,many'"),
         ("--policy /nowhere/p.safetensors", "/nowhere/p.safetensors: no such file"),
