@@ -117,8 +117,8 @@ def demo(
 ) -> None:
     """Serve, learn and watch for a few minutes; writes reports/demo/report.html.
 
-    Needs no network, no GPU and no free port. A phase ends once its comparisons are clear, or with
-    its share of nine minutes. Exit status 1: a request failed, an event was lost, or a part died.
+    Needs no network, no GPU and no free port. A phase ends once it has pairs enough, or with its
+    share of nine minutes. Exit status 1: a request failed, an event was lost, or a part died.
     What the time was too short to show is said, and no failure.
     """
     from pipelines.demo import run as whole
@@ -127,7 +127,7 @@ def demo(
     if as_json:
         print_json(summary)
     else:
-        for sentence in (*summary["sentences"], *summary["notes"]):
+        for sentence in summary["sentences"]:
             out.print(sentence, markup=False, highlight=False)
         out.print(f"Report: [bold]{REPORTS / 'report.html'}[/bold]")
         out.print(

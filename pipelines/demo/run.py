@@ -137,7 +137,7 @@ def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
         SettingsError: they cannot be written.
     """
     made = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s on {summary['machine']}."
-    sentences = [*summary["sentences"], *summary["notes"], *summary["failings"], made]
+    sentences = [*summary["sentences"], *summary["failings"], made]
     page = record(ledger, f"Adaptive decoding: a demo run, {summary['date']}", sentences)
     write_json(summary, folder / "summary.json")
     write_text(render(page), folder / "report.html")

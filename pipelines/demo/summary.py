@@ -75,11 +75,9 @@ def summarise(
         "worker": ledger.statuses[-1].model_dump(mode="json") if ledger.statuses else {},
         "learner": ledger.learner[-1].model_dump(mode="json") if ledger.learner else {},
     }
-    failings, notes = _failings(summary), _notes(summary)
-    sentences = [_speed(summary), _choice(summary), _learning(summary), _guard(summary)]
-    sentences.append(_trust(summary))
-    verdict = {"ok": not failings, "failings": failings, "notes": notes, "sentences": sentences}
-    return verdict | summary
+    failings, said = _failings(summary), (_speed, _choice, _learning, _guard, _trust, _open)
+    sentences = [sentence for one in said if (sentence := one(summary))]
+    return {"ok": not failings, "failings": failings, "sentences": sentences} | summary
 
 
 def _failings(summary: Summary) -> list[str]:
@@ -94,15 +92,15 @@ def _failings(summary: Summary) -> list[str]:
     return [f"{count} {what}" for what, count in wrong.items() if count]
 
 
-def _notes(summary: Summary) -> list[str]:
+def _open(summary: Summary) -> str:
     """What was not shown, for want of time; no fault."""
-    open_ = [
-        _named(side)
+    sides = [
+        NAMES[side.removeprefix("over_")]
         for side, one in summary["uplift"].items()
         if one["low"] is None or one["low"] <= 1.0 <= one["high"]
     ]
-    told = f"Whether it is faster than {', '.join(open_)} cannot be told from this run."
-    return [told] if open_ else []
+    told = f"Whether it is faster than {', '.join(sides)} cannot be told from this run."
+    return told if sides else ""
 
 
 def _interval(one: Mapping[str, float]) -> str:
@@ -111,7 +109,7 @@ def _interval(one: Mapping[str, float]) -> str:
 
 def _speed(summary: Summary) -> str:
     known = [
-        f"{_interval(one)} times those of {_named(side)}"
+        f"{_interval(one)} times those of {NAMES[side.removeprefix('over_')]}"
         for side, one in summary["uplift"].items()
         if one["low"] is not None
     ]
@@ -148,10 +146,6 @@ def _guard(summary: Summary) -> str:
     if back is not None:
         told.append(f"another policy was in force after {back:.0f} seconds ({found['why']})")
     return f"{named}; {' and '.join(told) or 'nothing took it back in the time there was'}."
-
-
-def _named(comparison: str) -> str:
-    return NAMES[comparison.removeprefix("over_")]
 
 
 def _learning(summary: Summary) -> str:

@@ -93,8 +93,8 @@ def best_and_worst(sides: Mapping[str, Effect]) -> tuple[str, str] | None:
 
 def rate_in(phases: Iterable[Phase], rounds: Sequence[Round]) -> float:
     """Tokens a second of the champion in its blocks of ``phases``, by the clock; 0 without any."""
-    within = [one for phase in phases for one in _within(phase, rounds)]
-    blocks = [block for one in within if (block := one.block(CHAMPION))]
+    played = (one.block(CHAMPION) for phase in phases for one in _within(phase, rounds))
+    blocks = [block for block in played if block]
     return 1e6 * sum(b.tokens for b in blocks) / max(sum(b.us for b in blocks), 1.0)
 
 

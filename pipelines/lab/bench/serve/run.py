@@ -100,9 +100,9 @@ class Server:
     def ran(self) -> str:
         """Which model runner it has, and how it schedules, by its own word, whatever it was told:
         vLLM goes back to others where it cannot. "" where it does not say."""
-        asked = {"config_format": "json"}
+        asked = f"{self.url}/server_info?config_format=json"
         try:
-            told = httpx.get(f"{self.url}/server_info", params=asked, timeout=60.0).json()
+            told = httpx.get(asked, timeout=60.0).json()
             ahead = told["vllm_config"]["scheduler_config"]["async_scheduling"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return ""
@@ -223,8 +223,7 @@ def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -
                 for one in found:
                     runs.append(one)
                     rates = ", ".join(f"{v.rate:.1f} at {v.concurrency}" for v in one.levels)
-                    ran = f" ({one.ran})" if one.ran else ""
-                    said = f"round {number + 1} {one.setup}: {rates} tok/s{ran}"
+                    said = f"round {number + 1} {one.setup} ({one.ran or '-'}): {rates} tok/s"
                     console.print(said, highlight=False)
     finally:
         made = report(plan, runs, skipped)

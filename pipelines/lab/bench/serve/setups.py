@@ -48,22 +48,17 @@ class Setup:
 
     def speculative_config(self, drafter: str | None) -> dict[str, Any] | None:
         """vLLM's ``--speculative-config`` for a stock server; None without speculation."""
-        if self.method == "suffix":
-            depth = max(SUFFIX_DEPTH, self.k or 0)
+        method = self.method.partition("-")[0]
+        shared = {"method": method, "num_speculative_tokens": self.k}
+        if method == "suffix":
+            return {**shared, "suffix_decoding_max_tree_depth": max(SUFFIX_DEPTH, self.k or 0)}
+        if method == "eagle3":
             return {
-                "method": "suffix",
-                "num_speculative_tokens": self.k,
-                "suffix_decoding_max_tree_depth": depth,
-            }
-        if self.method.startswith("eagle3"):
-            adaptive = {"enable_adaptive_verification": True}
-            return {
-                "method": "eagle3",
-                "num_speculative_tokens": self.k,
+                **shared,
                 "model": drafter,
                 "disable_padded_drafter_batch": not self.padded,
                 "disable_eagle_block_drop": True,  # as the hybrid: shared prefixes are read once
-                **(adaptive if self.method == "eagle3-adaptive" else {}),
+                "enable_adaptive_verification": self.method == "eagle3-adaptive",
             }
         return None
 
@@ -119,9 +114,7 @@ def command(
     """
     arguments, env = serve_command(options, environment, flags, on_cpu)
     at = arguments.index("--speculative-config")
-    if (
-        setup.method == "hybrid"
-    ):  # the other setups are what it is compared with, so nothing is held out
+    if setup.method == "hybrid":  # compared with the other setups, so nothing is held out
         own = {"HVD_WORKER_TELEMETRY": "false", "HVD_WORKER_HOLDOUT": "0"}
         if policy is not None:
             own["HVD_WORKER_POLICY_FILE"] = str(policy.resolve())
@@ -177,9 +170,7 @@ class Plan:
             "hybrid": speculative_config(self.options.drafter),
             "server_arguments": list(self.options.extra),
             "policy": self.decides_by,
-            "environment": told(
-                {k: v for k, v in os.environ.items() if k.startswith(("HVD_", "VLLM_"))}
-            ),
+            "environment": told({k: v for k, v in os.environ.items() if k[:4] in ("HVD_", "VLLM")}),
             "concurrency": [at_once for at_once, _ in self.levels],
             "max_tokens": self.max_tokens,
             "together": f"{SLICE_S:g} s" if self.together else False,
