@@ -21,9 +21,9 @@ class Rollout:
     """One scope: its champion as last seen, the comparison that is on, and its outcome while that
     is being carried out.
 
-    ``asked`` and ``pinned`` are what those aliases named last, 0 for nothing, ``said`` is the last
-    move in a sentence.
-    ``verdicts`` counts, since the process began, how comparisons that were ours ended.
+    ``asked`` and ``pinned`` are what aliases trial and pinned named last, 0 for nothing; ``said``
+    is the last move in a sentence. ``verdicts`` counts, since the process began, how comparisons
+    that were ours ended.
     """
 
     champion: int = 0
@@ -102,9 +102,9 @@ class Rollout:
 
     def snapshot(self) -> Tree:
         """Everything :meth:`restored` needs: the same figures come to the same outcome."""
-        numbers = {"champion": self.champion, "asked": self.asked, "said": self.said}
-        numbers["pinned"] = self.pinned
-        return {**numbers, "one": None if self.one is None else self.one.snapshot()}
+        names = ("champion", "asked", "pinned", "said")
+        one = None if self.one is None else self.one.snapshot()
+        return {**{name: getattr(self, name) for name in names}, "one": one}
 
     @classmethod
     def restored(cls, told: Tree) -> Rollout:
@@ -114,5 +114,6 @@ class Rollout:
             KeyError, ValueError, TypeError: the snapshot is not of this version.
         """
         one = None if told["one"] is None else Comparison.restored(told["one"])
-        pinned = int(told.get("pinned", 0))  # a learner of before said nothing of it
-        return cls(int(told["champion"]), int(told["asked"]), pinned, told["said"], one)
+        return cls(
+            int(told["champion"]), int(told["asked"]), int(told["pinned"]), told["said"], one
+        )

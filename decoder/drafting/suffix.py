@@ -36,8 +36,6 @@ TAKEN: Final = 16
 MEMORIES: Final = 16
 """Memories of payoffs may take one part in so many of what text may."""
 
-NOTHING: Final = np.zeros(0, np.int32)
-
 
 @dataclass(slots=True)
 class _Index:
@@ -148,10 +146,9 @@ class SuffixCache:
         own = _Index(self._new_row(), owner)
         self._active[request] = _Active(own, shared, prompt)
         row = self.pool.indexes[own.row]
-        row[at.SHARED] = shared.row if shared is not None else 0
+        row[at.SHARED], row[at.PENDING] = shared.row if shared is not None else 0, len(prompt) > 0
         if len(prompt):
             self._waiting.append(request)
-            row[at.PENDING] = True
         return own.row
 
     def index(self, most: int | None = STEP_TOKENS) -> int:
@@ -176,7 +173,7 @@ class SuffixCache:
             part, active.prompt = active.prompt[:count], active.prompt[count:]
             done += len(part)
             if not len(active.prompt):
-                active.prompt = NOTHING  # a view of what is left would hold all of it
+                active.prompt = active.prompt.copy()  # a view, even of nothing, holds all of it
                 part, active.behind = np.append(part, np.array(active.behind, np.int32)), []
             self._append(active.own, active.own.row, at.OWN, part)
             self.pool.indexes[active.own.row, at.PENDING] = len(active.prompt) > 0
@@ -241,9 +238,9 @@ class SuffixCache:
 
         A request that is not active is ignored.
         """
-        if request not in self._active:
+        active = self._active.pop(request, None)
+        if active is None:
             return
-        active = self._active.pop(request)
         self._leave_behind(active)
         row = self.pool.indexes[active.own.row]
         self._drop_pages(active.own, at.give_stream(self.pool, int(row[at.OWN])))

@@ -99,7 +99,9 @@ class Server:
 
     def ran(self) -> str:
         """Which model runner it has, and how it schedules, by its own word, whatever it was told:
-        vLLM goes back to others where it cannot. "" where it does not say."""
+        vLLM goes back to others where it cannot. "" where it does not say. Of the runner its log
+        tells, unless that leaves out what is no warning.
+        """
         asked = f"{self.url}/server_info?config_format=json"
         try:
             told = httpx.get(asked, timeout=60.0).json()
@@ -107,7 +109,8 @@ class Server:
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return ""
         log = self.child.log.read_text(errors="replace")
-        runner = "V2" if "Using V2 Model Runner" in log else "V1"
+        quiet = "unknown runner" if " INFO " not in log else "V1"
+        runner = "V2" if "Using V2 Model Runner" in log else quiet
         return f"{runner}, {'asynchronous' if ahead else 'step by step'}"
 
     def check(self, replies: Sequence[Reply]) -> None:

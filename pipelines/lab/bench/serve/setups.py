@@ -170,7 +170,9 @@ class Plan:
             "hybrid": speculative_config(self.options.drafter),
             "server_arguments": list(self.options.extra),
             "policy": self.decides_by,
-            "environment": told({k: v for k, v in os.environ.items() if k[:4] in ("HVD_", "VLLM")}),
+            "environment": told(
+                {k: v for k, v in os.environ.items() if k.startswith(("HVD_", "VLLM_"))}
+            ),
             "concurrency": [at_once for at_once, _ in self.levels],
             "max_tokens": self.max_tokens,
             "together": f"{SLICE_S:g} s" if self.together else False,

@@ -96,4 +96,5 @@ if __name__ == "__main__":
         signal.signal(signal.SIGTERM, end_in_company)
     if HABIT == "die":
         sys.exit("no weights to be found")
+    print("(EngineCore pid=1) INFO 11-27 08:00:00 Using V2 Model Runner", flush=True)
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
