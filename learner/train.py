@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from decoder.contracts.bundle import OUTPUTS, PROBES, Kind, Policy
 from decoder.contracts.features import NUM_FEATURES, FloatArray
@@ -43,6 +44,9 @@ MIN_STD: Final = 0.05
 network in the thousands the first time it does. Features are tokens, log tokens, or shares."""
 
 Layers = Sequence[tuple[FloatArray, FloatArray]]
+_PRODUCTS: Final = ThreadpoolController()
+"""Limited to one thread: products this small gain nothing from a second, and wait for it where other
+work has its core (learning took twelve times as long)."""
 
 
 @dataclass
@@ -134,7 +138,8 @@ def apart(trainer: Trainer) -> list[Trainer]:
 
 def outputs_of(trainer: Trainer, features: FloatArray) -> FloatArray:
     """Raw outputs [..., n, outputs] of the network for ``features`` [n, features]."""
-    return _forward(trainer, _entering(trainer, features))[-1]
+    with _PRODUCTS.limit(limits=1, user_api="blas"):
+        return _forward(trainer, _entering(trainer, features))[-1]
 
 
 def update(trainer: Trainer, rows: Rows) -> float:
@@ -155,7 +160,8 @@ def updates(trainer: Trainer, rows: Rows, batch: int) -> list[Floats]:
         the losses [...] of each step.
     """
     shape = (-1, *trainer.updates.shape, batch)
-    with np.errstate(all="ignore"):  # what overflows is left alone
+    alone = _PRODUCTS.limit(limits=1, user_api="blas")
+    with alone, np.errstate(all="ignore"):  # what overflows is left alone
         columns = _entering(trainer, rows.features), *faced(rows)
         steps = zip(*(part.reshape(*shape, *part.shape[1:]) for part in columns), strict=True)
         return [_step(trainer, entering, Faced(*found)) for entering, *found in steps]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch.nn.functional import logsigmoid
 
 from decoder.contracts.bundle import BUCKET_OF, BUCKETS, Kind
@@ -152,6 +153,22 @@ def test_networks_abreast_learn_as_each_would_by_itself(kind: Kind) -> None:
         assert np.abs(one.weights - other.weights).max() < 1e-6
         assert np.allclose(train.outputs_of(one, ROWS.features), said, atol=1e-4)
         assert one.updates == other.updates
+
+
+def test_products_keep_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    forward = train._forward
+
+    def counting(*args: object) -> object:
+        counted.extend(one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas")
+        return forward(*args)
+
+    monkeypatch.setattr(train, "_forward", counting)
+    trainer = train.start("survival", *train.normaliser(ROWS.features))
+    with threadpool_limits(2, "blas"):
+        train.update(trainer, ROWS.take(np.arange(64)))
+        train.outputs_of(trainer, ROWS.features)
+    assert counted and set(counted) == {1}
 
 
 def naive_cache(logits: np.ndarray, length: int, accepted: int, censored: bool) -> float:
