@@ -29,7 +29,8 @@ from pipelines.stack.processes import Child, Part, begin
 
 REGISTRY_SECONDS: Final = 120.0
 """A first start creates the database: a hundred migrations."""
-WORKER_SECONDS: Final = 300.0
+WORKER_SECONDS: Final = 900.0
+"""One to three minutes; two cores that others keep busy took more than five."""
 LEARNER_NICENESS: Final = 10
 """The learner shares the cores with the model that serves, and must lose every contest for them."""
 STOPPED: Final = ("worker", "learner", "registry", "broker")
