@@ -55,10 +55,10 @@ class Block(BaseModel):
     """One side's steps in a round. Times in microseconds.
 
     ``us`` is wall time, ``cost_us`` the same steps at the costs in force, by which a pause of the
-    machine is nobody's fault. Both hold ``late_us``: what it took to read, for this side's drafts,
-    the text that the drafter had left unread while other sides decided. ``foretold`` are the tokens
-    that went on as the same three tokens had when they last came in the request's own text: a fact
-    of the text that fell to the block, whoever decided.
+    machine is nobody's fault. Both hold ``late_us``, of a side that may draft: of what it took in
+    the round to read text that the drafter had left unread, the part of this block's text.
+    ``foretold`` are the tokens that went on as the same three tokens had when they last came in the
+    request's own text: a fact of the text that fell to the block, whoever decided.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)

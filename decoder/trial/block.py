@@ -30,8 +30,7 @@ Groups = dict[Name, list[int]]
 class Made(NamedTuple):
     """What a step came to. Microseconds.
 
-    ``late_us``, of ``us``, is what reading late for the drafter took beyond what such a step takes;
-    in what is booked, of both times, that of text which other sides had left unread.
+    ``late_us``, of ``us``, is what reading late for the drafter took beyond what such a step takes.
     """
 
     tokens: int
@@ -57,7 +56,6 @@ class Account:
     cost_us: float = 0.0
     foretold: float = 0.0
     late_us: float = 0.0
-    read: bool = False  # whether the drafter has caught up with what others left
     requests: set[str] = field(default_factory=set)
     sessions: set[str] = field(default_factory=set)
     groups: dict[Name, list[float]] = field(default_factory=dict)
@@ -73,13 +71,12 @@ class Account:
         self.pass_by(made)
         inside = min(self.at, LEAD + LENGTH) - max(begins, LEAD)
         part = max(inside, 0.0) / (self.at - begins) if self.at > begins else 0.0
-        self.owe(made.late_us)
         if part:
             self.taken += 1
             self.tokens += part * made.tokens
             self.foretold += part * made.foretold
-            self.us += part * (made.us - made.late_us)
-            self.cost_us += part * (made.cost_us - made.late_us)
+            self.us += part * made.us
+            self.cost_us += part * made.cost_us
             self.requests.update(made.requests)
             self.sessions.update(made.sessions or made.requests)
             self._group(part, made)
@@ -91,7 +88,7 @@ class Account:
         self.steps += 1
 
     def owe(self, us: float) -> None:
-        """Charge it with reading that is done for its drafts. Mutates."""
+        """Charge it with its part of reading that is done for drafts. Mutates."""
         self.late_us += us
         self.us += us
         self.cost_us += us

@@ -93,7 +93,7 @@ class Turns:
         self._left: list[Side] = []
         self._over: list[Account] = []
         self._now: Account | None = None
-        self._owed = 0.0  # for reading that was done while a side decided that drafts nothing
+        self._late = 0.0  # of the round, what the drafter took to read what was left unread
         self._unit, self._met = 0, set[str]()  # and the sessions of its first round
 
     @property
@@ -155,22 +155,11 @@ class Turns:
 
     def _take_in(self, now: Account, made: Made) -> None:
         """Book the step with the block, and what of it lies beyond with what is outside."""
-        made = self._charged(now, made)
+        self._late += made.late_us
+        made = made._replace(us=max(made.us - made.late_us, 0.0))
         rest = 1.0 - now.add(made)
         if rest:
-            us, cost_us = made.us - made.late_us, made.cost_us - made.late_us
-            self._sums[OUTSIDE].add(0, rest * made.tokens, rest * us, rest * cost_us)
-
-    def _charged(self, now: Account, made: Made) -> Made:
-        """What the drafter had to read late is paid by those who draft."""
-        late = made.late_us
-        if not late:
-            return made
-        if not now.side.drafts:
-            self._owed += late
-            return made._replace(us=max(made.us - late, 0.0), late_us=0.0)
-        first, now.read = not now.read, True
-        return made._replace(cost_us=made.cost_us + late, late_us=late if first else 0.0)
+            self._sums[OUTSIDE].add(0, *(rest * n for n in (made.tokens, made.us, made.cost_us)))
 
     def _sides(self) -> dict[str, tuple[Side, float]]:
         """Those that may take part, each with the share that a trial gives it."""
@@ -217,15 +206,8 @@ class Turns:
             return
         sides.append(Side(CHAMPION, champion))
         self._lots.shuffle(sides)
-        self._left, self._over, self._owed = sides, [], 0.0
-        self._now = self._opened()
-
-    def _opened(self) -> Account:
-        account = Account(self._left.pop(0))
-        if account.side.drafts and self._owed:
-            account.owe(self._owed)
-            self._owed = 0.0
-        return account
+        self._left, self._over, self._late = sides, [], 0.0
+        self._now = Account(self._left.pop(0))
 
     def _end(self, now: Account) -> None:
         """Close a block, and the round with its last."""
@@ -233,9 +215,14 @@ class Turns:
         known = self._steps.setdefault(name, float(now.steps))
         self._steps[name] = known + (now.steps - known) * RECENT
         self._over.append(now)
-        self._now = self._opened() if self._left else None
+        self._now = Account(self._left.pop(0)) if self._left else None
         if self._now is not None:
             return
+        # Blocks are as long as each other: who drafts pays for reading what it took in, and for the
+        # text of no other, whoever decided when that was read.
+        each = self._late / len(self._over) * LENGTH / (LEAD + LENGTH)
+        for account in self._over:
+            account.owe(each * account.side.drafts)
         here = set[str]().union(*(account.sessions for account in self._over))
         if here.isdisjoint(self._met) or self.made - self._unit >= ROUNDS:
             self._unit, self._met = self.made, here

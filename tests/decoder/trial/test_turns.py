@@ -174,33 +174,20 @@ def test_a_side_that_failed_plays_again_with_another_policy_only() -> None:
     assert Counter(play(turns, 4_000))[TRIAL]
 
 
-def test_what_the_drafter_reads_late_is_paid_by_those_who_draft() -> None:
-    turns = turns_of(PLAIN, holdout=0.9)
-    paid = {PLAIN: 0.0, CHAMPION: 0.0}
-    after_plain = 0
-    for _ in range(4_000):
+def test_who_drafts_pays_for_reading_his_own_text_late_and_no_others() -> None:
+    """Whoever came before, and in whose steps it was read: a champion that drafts nothing for a
+    while would else pay for the text of all."""
+    turns = turns_of(PLAIN, SUFFIX, MODEL, holdout=0.9)
+    for _ in range(8_000):
         side = turns.next(CHAMPION_POLICY)
-        plain = side is not None and side.name == PLAIN
-        turns.book(side, made(2, us=1_500.0 if plain else 1_000.0, late_us=500.0 * plain), True)
-    for played in turns.rounds:
-        names = [a.side.name for a in played.accounts]
-        for account in played.accounts:
-            paid[account.side.name] += account.late_us
-            each = account.us - account.late_us
-            assert each == pytest.approx(1_000 * LENGTH / 2), "plain pays for steps alone"
-        after_plain += names == [PLAIN, CHAMPION]
-    assert paid == {PLAIN: 0.0, CHAMPION: pytest.approx(after_plain * 500 * (LENGTH + LEAD) / 2)}
-
-
-def test_of_what_others_left_only_the_first_reading_is_told_apart() -> None:
-    turns = turns_of(PLAIN, holdout=0.9)
-    while (side := turns.next(CHAMPION_POLICY)) is None or side.name != CHAMPION:
-        turns.book(side, made(1), counts=True)
-    while turns.playing == CHAMPION:
-        turns.book(side, made(1, us=1_500.0, late_us=500.0), counts=True)
-    account = next(a for r in turns.rounds for a in r.accounts if a.side.name == CHAMPION)
-    assert account.late_us == 500.0
-    assert account.us == pytest.approx(1_500 * LENGTH + 500.0), "it was before what is taken in"
+        turns.book(side, made(2, us=1_500.0, late_us=500.0), counts=True)
+    orders = {tuple(a.side.name for a in played.accounts) for played in turns.rounds}
+    assert len(orders) > 10
+    read = 500.0 * LENGTH / 2
+    for account in (a for played in turns.rounds for a in played.accounts):
+        assert account.late_us == pytest.approx(read if account.side.drafts else 0.0)
+        assert account.us - account.late_us == pytest.approx(1_000 * LENGTH / 2)
+        assert account.cost_us - account.late_us == pytest.approx(1_500 * LENGTH / 2)
 
 
 def test_groups_beyond_the_most_are_one() -> None:
