@@ -30,7 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pipelines.prompts import Message, Prompt
+from pipelines.prompts import Message, Prompt, PromptSet
 
 Split = Literal["train", "heldout"]
 
@@ -213,3 +213,13 @@ def prompts(workload: str, split: Split = "heldout", seed: int = 42) -> Iterator
         else:
             messages = MAKERS[workload](rng, functions)
         yield Prompt(f"{workload}-{split}-{seed}-{index}", workload, workload, messages)
+
+
+def prompt_sets(names: Sequence[str], count: int, problems: list[str]) -> Iterator[PromptSet]:
+    """``count`` held-out prompts of each workload of ``names``, none means all; a name that is none
+    of :data:`WORKLOADS` becomes a sentence in ``problems``."""
+    for name in names or WORKLOADS:
+        if name in WORKLOADS:
+            yield PromptSet(name, name, tuple(itertools.islice(prompts(name), count)))
+        else:
+            problems.append(f"dataset {name!r} left out: there are {', '.join(WORKLOADS)}.")

@@ -49,8 +49,8 @@ def export(
     if as_json:
         return print_json({"folder": str(folder), "files": files, "rows": found.rows, **counts})
     return _say(
-        f"{found.rows} rows in {files} files of {folder}; {counts['records']} records read, "
-        f"{counts['refused']} refused, {counts['unreadable']} that cannot be unpacked"
+        f"{found.rows} rows in {files} file{'s' * (files != 1)} of {folder}; {counts['records']} "
+        f"records read, {counts['refused']} refused, {counts['unreadable']} that cannot be unpacked"
     )
 
 

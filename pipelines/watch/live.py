@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Final
 
 from decoder.complaints import Complaints
+from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import ProcessError
 from decoder.contracts.redacted import for_anybody
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
+from decoder.policy.first import first_or_counting
 from decoder.trial.effect import FEWEST
 from pipelines.watch.ledger import LEARNED, Ledger, Observer
 from pipelines.watch.page import (
@@ -133,8 +135,6 @@ def serving(
 
 SILENT_S: Final = 15.0
 """A status comes each second: whoever sends none for so long is away, or has ended."""
-BOOTSTRAP: Final = "hvd bootstrap"
-"""What made the policy that ships, as its card says: the first version of a registry is that."""
 CLOSE: Final = 0.05
 """Half the width, as a share, at which an interval is narrow enough to stop waiting for."""
 
@@ -201,7 +201,7 @@ def _in_force(ledger: Ledger, worker: WorkerStatus | None) -> str:
         named = f"Policy {ledger.named(0)},"
     elif card.get("origin") == LEARNED:
         named += ", made by the learner,"
-    elif str(card.get("made_by", "")).startswith(BOOTSTRAP):
+    elif card and card == first_or_counting(ANY_SCOPE).provenance:
         named += ", the policy that ships,"
     if worker.fallback:
         return f"{named} is in force{since}, but '{worker.fallback}' decides: it is faster now."

@@ -309,6 +309,7 @@ def test_what_values_change_is_changed_and_monitoring_goes_by_the_names_of_the_a
     made = charted(
         "--set", "monitoring=true,network=false,worker.replicas=7,images.hvd-worker=mine:1",
         "--set", "worker.env.HVD_WORKER_NAME=fixed,worker.pod.priorityClassName=high",
+        "--set", "monitoringLabels.release=stack",
     )  # fmt: skip
     kinds = {document["kind"]: document for document in made}
     assert "NetworkPolicy" not in kinds
@@ -321,6 +322,8 @@ def test_what_values_change_is_changed_and_monitoring_goes_by_the_names_of_the_a
     ]
     rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
     assert kinds["PrometheusRule"]["spec"] == rules
+    for kind in ("PodMonitor", "PrometheusRule"):
+        assert kinds[kind]["metadata"]["labels"] == {"release": "stack"}
     monitor = kinds["PodMonitor"]["spec"]
     asked = set(re.findall(r'job="([\w-]+)"', json.dumps(rules).replace('\\"', '"')))
     (wanted,) = monitor["selector"]["matchExpressions"]

@@ -24,8 +24,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.
 def decode(
     prompts: Annotated[
         Path | None,
-        typer.Option(help="Folder of <dataset>.jsonl files; default: the hub's sixteen datasets."),
+        typer.Option(help="Folder of <dataset>.jsonl files; default: own workloads."),
     ] = None,
+    hub: Annotated[
+        bool, typer.Option("--hub", help="Instead: the paper's sixteen datasets, of the hub.")
+    ] = False,
     datasets: Annotated[str, typer.Option(help="Only these, separated by commas.")] = "",
     methods: Annotated[
         str,
@@ -79,10 +82,12 @@ def decode(
     from pipelines.lab.bench.methods import names, words
 
     wanted = names(methods)
+    if hub and prompts is not None:
+        raise SettingsError("--hub loads datasets and --prompts reads a folder: give one of them.")
     if check and "greedy" not in wanted:
         raise SettingsError("--check compares with greedy: name it among --methods.")
     selection = Selection(
-        prompts, words(datasets), limit, warmup, max_prompt_tokens, too_long, max_tokens
+        prompts, hub, words(datasets), limit, warmup, max_prompt_tokens, too_long, max_tokens
     )
     engine = Engine(model, drafter, tuple(policy or ()), dtype, threads, clock)
     results = launch(wanted, selection, engine, err)

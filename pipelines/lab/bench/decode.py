@@ -32,6 +32,7 @@ from pipelines.policy.moves import load_policy
 from pipelines.prompts import PromptSet, TokenPrompt, TooLong, fitting, read_folder
 from pipelines.reports import Shown, complain
 from pipelines.serve.command import chosen
+from pipelines.workloads import prompt_sets
 
 if TYPE_CHECKING:
     from decoder.engines.reference.engine import ReferenceEngine
@@ -48,9 +49,11 @@ Tick = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Selection:
-    """Which prompts, of a folder or the hub, and how much of them; lengths are in tokens."""
+    """Which prompts, of a folder, the hub or else the project's own workloads, and how much of
+    them; lengths are in tokens."""
 
     folder: Path | None = None
+    hub: bool = False
     datasets: tuple[str, ...] = ()
     limit: int = PROMPTS
     warmup: int = 1
@@ -172,11 +175,13 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     Raises:
         HvdError: a setting, model or method is wrong, or no prompt at all could be used.
     """
-    problems = list[str]()
+    problems, many = list[str](), selection.limit + selection.warmup
     if selection.folder is not None:
         sets = list(read_folder(selection.folder, selection.datasets, problems))
+    elif selection.hub:
+        sets = list(load(selection.datasets, many, problems))
     else:
-        sets = list(load(selection.datasets, selection.limit + selection.warmup, problems))
+        sets = list(prompt_sets(selection.datasets, many, problems))
     if not sets:
         raise SettingsError(f"no dataset is left to measure. {' '.join(problems)}")
     complain(console, problems)
@@ -196,7 +201,7 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     settings = {
         **asdict(named),
         **asdict(selection),
-        "folder": str(selection.folder or "hub"),
+        "folder": str(selection.folder or ("hub" if selection.hub else "own workloads")),
         "model": found.served_name or found.model,
         "drafter": found.drafter or "none",
         "threads": torch.get_num_threads(),

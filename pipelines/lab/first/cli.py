@@ -15,7 +15,10 @@ def bootstrap(
     ],
     licence: Annotated[
         list[str] | None,
-        typer.Option(help="Learn from rows whose license is this; default: MIT and Apache-2.0."),
+        typer.Option(
+            help="Learn from rows whose license is this, '' of those that name none; default: MIT "
+            "and Apache-2.0."
+        ),
     ] = None,
     generations: Annotated[
         int, typer.Option(min=1, help="Generations of each file, in whole sessions.")

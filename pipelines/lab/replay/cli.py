@@ -20,7 +20,7 @@ def replay(
         Path | None,
         typer.Option(
             help="In their place a folder of prompts: the embedded model answers them, once, and "
-            "every rule decodes the recordings."
+            "every rule decodes the recordings. Without either: own workloads."
         ),
     ] = None,
     tokenizer: Annotated[
@@ -48,7 +48,7 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Try decoding policies on recorded generations; needs no model.
+    """Try decoding policies on recorded generations; for traces it needs no model.
 
     Lines hold messages, a prompt and its output, or token ids; sessions are parted by name into
     training, warm-up and test.
@@ -65,18 +65,18 @@ def replay(
     from pipelines.policy.moves import load_policy
     from pipelines.reports import Shown
 
-    if not traces and prompts is None:
+    if traces and prompts is not None:
         raise typer.BadParameter("name trace files, or prompts with --prompts")
     bundle = load_policy(policy) if policy else None
     card, cells = measured(costs) if costs else ("", [])
-    ids, notices = load_tokenizer(tokenizer if prompts is None else None), list[str]()
+    ids, notices = load_tokenizer(tokenizer if traces else None), list[str]()
     simulator = Simulator(token_classes_of(ids), WorkerSettings.load(), model_accepts)
     with Shown(err) as shown:
-        if prompts is not None:
+        if not traces:
             sets = study.of_prompts(prompts, ids, limit, notices, shown.step)
             bundle = bundle or first_policy(ANY_SCOPE)
         else:
-            sets = study.of_files(traces or [], ids, limit, notices, shown.step)
+            sets = study.of_files(traces, ids, limit, notices, shown.step)
             bundle = bundle or study.trained(sets, kind, simulator, shown.step)
         if cells:
             expected = [

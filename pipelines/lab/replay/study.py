@@ -34,6 +34,7 @@ from pipelines.lab.replay.traces import Parts, Trace, read, split
 from pipelines.prompts import fitting, read_folder
 from pipelines.reports import Step
 from pipelines.stats import Spent, against_best
+from pipelines.workloads import prompt_sets
 
 HYBRID: Final = "hybrid"
 ORACLE: Final = "oracle"
@@ -190,18 +191,20 @@ def of_files(
 
 
 def of_prompts(
-    folder: Path, tokenizer: Any, limit: int | None, notices: list[str], step: Step
+    folder: Path | None, tokenizer: Any, limit: int | None, notices: list[str], step: Step
 ) -> Sets:
-    """The embedded model's answers to the first ``limit`` prompts of each set in ``folder``, cut in
-    their middle where they are too long; recorded where that was not done.
+    """The embedded model's answers to the first ``limit`` prompts of each set in ``folder``, of the
+    project's own workloads where there is none; prompts are cut in their middle where they are too
+    long, and answered where that was not done.
 
     Raises:
         SettingsError: there is no such folder, or no prompt in it that can be used.
     """
-    wanted = dict[str, list[tuple[int, ...]]]()
-    for each in read_folder(folder, (), notices):
+    wanted, many = dict[str, list[tuple[int, ...]]](), limit or PROMPTS
+    own = prompt_sets((), many, notices)
+    for each in own if folder is None else read_folder(folder, (), notices):
         fits = fitting(each, tokenizer, recording.PROMPT, "truncate", notices.append)
-        if ids := [prompt.ids for prompt in itertools.islice(fits, limit or PROMPTS)]:
+        if ids := [prompt.ids for prompt in itertools.islice(fits, many)]:
             wanted[each.name] = ids
     if not wanted:
         raise SettingsError(f"no prompt in {folder} can be used: {notices[-1:]}")

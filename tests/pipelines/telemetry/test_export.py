@@ -60,7 +60,7 @@ def test_each_record_is_there_once_and_what_is_none_is_counted(
     assert row["workload"] == "chat" and row["model_accepted"] is None
     assert {*COLUMNS, *(f"feature_{name}" for name in FEATURES)} < set(row)
     shown = CliRunner().invoke(app, command).stderr
-    assert "115 rows in 1 files" in shown and "15 records read, 4 refused" in shown
+    assert "115 rows in 1 file of" in shown and "15 records read, 4 refused" in shown
 
 
 def test_run_again_it_adds_what_has_come_since(filled: KafkaSettings, tmp_path: Path) -> None:

@@ -130,6 +130,12 @@ def test_four_sentences_say_what_a_running_service_comes_to() -> None:
     ledger.add_status(records.worker_status(now, 1, policy_version=5))
     ledger.add_policy(now, SCOPE, CHAMPION, replace(first_policy(SCOPE), version=5))
     assert told(ledger)[1] == "Policy version 5, the policy that ships, decides."
+    theirs = {**first_policy(SCOPE).provenance, "sets": []}  # by hvd bootstrap as well
+    ledger.add_policy(
+        now, SCOPE, CHAMPION, replace(first_policy(SCOPE), version=6, provenance=theirs)
+    )
+    ledger.add_status(records.worker_status(now, 1, policy_version=6))
+    assert told(ledger)[1] == "Policy version 6 decides."
     away = records.learner_status(now, 10, registry_away_since=now)
     ledger.add_status(away)
     assert sentences(ledger, links)[3]["href"] == "/log/registry"

@@ -25,6 +25,7 @@ from pipelines.cli import app
 from pipelines.lab.bench import step_cost
 from pipelines.lab.bench.learner import RECORD
 from pipelines.lab.bench.serve.load import Selection, levels
+from pipelines.workloads import WORKLOADS
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 
 TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2 {% endfor %}"
@@ -99,6 +100,23 @@ def test_what_no_run_can_be_made_of_is_said(home: Path, monkeypatch: pytest.Monk
     assert "--check compares with greedy" in str(done.exception)
     done = bench(home, monkeypatch, "--prompts", "nowhere")
     assert "nowhere is not a folder" in str(done.exception)
+    assert "give one of them" in str(bench(home, monkeypatch, "--hub").exception)
+
+
+def test_without_a_folder_it_asks_the_workloads_that_every_machine_has(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    asked = ["--model", "model", "--drafter", "none", "--methods", "greedy,suffix", "--limit", "1",
+             "--warmup", "0", "--max-tokens", "8", "--max-prompt-tokens", "20",
+             "--too-long", "truncate", "--json", "own.json"]  # fmt: skip
+    done = CliRunner().invoke(app, ["bench", "decode", *asked])
+    assert done.exit_code == 0, done.output
+    figures = json.loads((home / "own.json").read_text())
+    assert {r["dataset"] for r in figures["records"]} == set(WORKLOADS)
+    assert figures["settings"]["folder"] == "own workloads"
+    done = CliRunner().invoke(app, ["bench", "decode", *asked, "--datasets", "mbpp"])
+    assert "'mbpp' left out: there are edits" in str(done.exception)
 
 
 @pytest.mark.parametrize(

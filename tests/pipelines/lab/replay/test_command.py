@@ -19,7 +19,7 @@ from pipelines.cli import app
 from pipelines.lab.replay import costs, recording
 from pipelines.lab.replay.traces import read
 from pipelines.prompts import tokenise
-from pipelines.workloads import prompts
+from pipelines.workloads import WORKLOADS, prompts
 from tests.conftest import random_policy
 from tests.pipelines.lab.replay.samples import word_tokenizer, write_traces
 
@@ -111,6 +111,25 @@ def test_a_file_that_cannot_be_used_leaves_the_rest(
     assert "labelled drafts" in str(replay(files[0], "--limit", 4).exception)
     refused = replay(files[0], "--tokenizer", tmp_path).exception
     assert isinstance(refused, ModelError) and "no tokenizer at" in str(refused)
+
+
+def test_without_traces_the_model_answers_the_workloads_that_every_machine_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def recorded(sets: recording.Sets, _: object) -> Path:
+        for name, asked in sets.items():
+            lines = ({"session": str(ids), "prompt": ids, "output": ids[-40:]} for ids in asked)
+            (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        return tmp_path
+
+    monkeypatch.setattr(recording, "record", recorded)
+    done = CliRunner().invoke(app, ["replay", "--limit", "1", "--json"])
+    assert done.exit_code == 0, done.exception
+    found = json.loads(done.stdout)
+    assert set(found["x_greedy"]) == set(WORKLOADS)
+    assert f"The recordings are in {tmp_path}." in found["notices"]
+    both = ["replay", str(tmp_path / "chat.jsonl"), "--prompts", str(tmp_path)]
+    assert CliRunner().invoke(app, both).exit_code == 2
 
 
 @pytest.fixture
