@@ -47,7 +47,7 @@ PLANS: Final = (
     Plan("drafter broken", ("chat", "code"), 0.16, "broken drafter", broken=True),
     Plan("drafter mended", ("chat", "code"), 0.12, "conversation"),
     # short answers, many at a time: each is a word for or against a candidate, and drafts are dear
-    Plan("records", ("records",), 0.2, "records", sessions=8, learns=True),
+    Plan("records", ("records",), 0.2, "records", sessions=16, learns=True),
     Plan("bad policy", ("edits", "tools"), 0.11, "bad policy", mistake=True),
 )
 MOST_SESSIONS: Final = max(plan.sessions for plan in PLANS)
