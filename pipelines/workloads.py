@@ -1,6 +1,6 @@
 """Workloads: real prompts made from what every machine has, Python's own standard library.
 
-Five kinds, each a dataset of :class:`pipelines.prompts.Prompt`, endless and deterministic:
+Six kinds, each a dataset of :class:`pipelines.prompts.Prompt`, endless and deterministic:
 
 ========  =====================================================  =============
 kind      what the user asks for                                 cache drafts
@@ -10,6 +10,7 @@ tools     answer with one JSON tool call out of a list of tools  templated
 qa        answer from a documentation page shown in the prompt   quoted
 code      write a new function from a description                short
 chat      explain, list, tell                                    rare
+records   report on an order, as on two others, by its number    broken off
 ========  =====================================================  =============
 
 Every prompt belongs to one side of a fixed split: what the drafter is trained on (``train``)
@@ -183,9 +184,38 @@ def _code(rng: random.Random, functions: tuple[Function, ...]) -> tuple[Message,
     )
 
 
+_STEPS = (
+    "received",
+    "checked",
+    "packed",
+    "weighed",
+    "sealed",
+    "loaded",
+    "shipped",
+    "paid",
+    "filed",
+)
+
+
+def _records(rng: random.Random, functions: tuple[Function, ...]) -> tuple[Message, ...]:
+    """Every copy of an earlier report breaks off at the number of the next order."""
+    steps, orders = rng.sample(_STEPS, 6), rng.sample(range(1000, 10_000), 3)
+    asked = [_user(f"Report on order {order}.") for order in orders]
+    told = [" ".join(f"Order {order} was {step}." for step in steps) for order in orders]
+    shown = [({"role": "assistant", "content": report},) for report in told]
+    return (*asked[0], *shown[0], *asked[1], *shown[1], *asked[2])
+
+
 Maker = Callable[[random.Random, tuple[Function, ...]], tuple[Message, ...]]
-MAKERS: dict[str, Maker] = {"edits": _edits, "tools": _tools, "qa": _qa, "code": _code}
-WORKLOADS = (*MAKERS, "chat")
+MAKERS: dict[str, Maker] = {
+    "edits": _edits,
+    "tools": _tools,
+    "qa": _qa,
+    "code": _code,
+    "records": _records,
+}
+WORKLOADS = ("edits", "tools", "qa", "code", "chat")
+"""Those that are drawn on where none is named; records are made to mislead."""
 
 
 def interleaved(
@@ -200,10 +230,11 @@ def prompts(workload: str, split: Split = "heldout", seed: int = 42) -> Iterator
     """Endless stream of prompts of one workload; the same arguments give the same stream.
 
     Raises:
-        ValueError: ``workload`` is not one of :data:`WORKLOADS`.
+        ValueError: there is no such ``workload``.
     """
-    if workload not in WORKLOADS:
-        raise ValueError(f"unknown workload {workload!r}: choose one of {', '.join(WORKLOADS)}")
+    if workload not in (*MAKERS, "chat"):
+        known = ", ".join((*MAKERS, "chat"))
+        raise ValueError(f"unknown workload {workload!r}: choose one of {known}")
     rng = random.Random(f"{workload}/{split}/{seed}")
     functions, topics = standard_library_functions(split), _topics(split)
     for index in itertools.count():

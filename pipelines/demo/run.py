@@ -1,10 +1,11 @@
 """``hvd demo``: the whole loop in a few minutes.
 
 Start the stack as it ships; send one agent's session at a time, then three, then conversation;
-break the drafter and mend it; make a policy champion by hand that drafts nothing, a person's
-mistake, which the worker's floor relieves and the learner's gate takes back. Meanwhile plain, stock
-suffix and EAGLE3 decoding are interleaved with the policy in force. Wait until every event has
-reached the learner; stop; write the report.
+break the drafter and mend it; have records copied, in which every copy breaks off at the same
+place, until a policy of the learner's that foresees it is in force; make a policy champion by hand
+that drafts nothing, a person's mistake, which the worker's floor relieves and the learner's gate
+takes back. Meanwhile plain, stock suffix and EAGLE3 decoding are interleaved with the policy in
+force. Wait until every event has reached the learner; stop; write the report.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import ProcessError
 from decoder.policy.probes import to_bytes
 from pipelines.demo import breakage
-from pipelines.demo.summary import Summary, summarise
-from pipelines.demo.traffic import PLANS, Traffic
+from pipelines.demo.summary import Summary, lesson, summarise
+from pipelines.demo.traffic import PLANS, Plan, Traffic
 from pipelines.policy import moves
 from pipelines.reports import Shown, write_json, write_text
 from pipelines.stack.processes import wait_until
@@ -39,6 +40,8 @@ WHOLE_SECONDS: Final = 540.0
 ENOUGH: Final = 20
 """Pairs of each comparison after which a phase is over. By their number, and not by what they say:
 so the interval need not be widened for every earlier look."""
+ENOUGH_DRAFTS: Final = 200
+"""Drafts that the learner's policy has foreseen when the phase that is for it is over."""
 SHORTEST_SECONDS: Final = 60.0
 DRAIN_SECONDS: Final = 60.0
 """How long the learner may take in nothing new before what it has not is called lost."""
@@ -117,15 +120,20 @@ def run(
                 traffic.end()
                 _wait_until_learned(stack, ledger, before)
                 mistaken = outcome(ledger, by_hand) if by_hand else None
-                if mistaken and mistaken["taken_back_s"] is not None:
-                    model = _model(stack.tracking_uri, ledger.scope)
-                    served = model.version(str(model.standing.served))
-                    mistaken["why"] = served.tags.get("why", "")
+                (taught,) = (
+                    lesson(ledger, phase) | {"answers": traffic.answers[phase.name]}
+                    for plan, phase in zip(PLANS, ledger.phases, strict=True)
+                    if plan.learns
+                )
+                for told, version in ((mistaken, "successor"), (taught, "version")):
+                    if told and told[version]:
+                        model = _model(stack.tracking_uri, ledger.scope)
+                        told["why"] = model.version(str(told[version])).tags.get("why", "")
         finally:
             traffic.stopping.set()
             observer.close()
     start = os.environ.get("HVD_WORKER_START", settings.get("HVD_WORKER_START", "first"))
-    summary = summarise(ledger, traffic.counts, began, before, start, mistaken)
+    summary = summarise(ledger, traffic.counts, began, before, start, mistaken, taught)
     write(ledger, summary, folder)
     return summary
 
@@ -146,28 +154,32 @@ def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
 def _run_phases(stack: Stack, traffic: Traffic, whole: float, console: Console) -> int:
     """Send the traffic of all phases, of ``whole`` seconds at most; the version that was promoted
     by mistake, or 0."""
-    earlier, by_hand, ledger = 0.0, 0, traffic.ledger
+    began, until, by_hand, ledger = time.monotonic(), 0.0, 0, traffic.ledger
     with Shown(console) as bar:
         for index, plan in enumerate(PLANS):
             breakage.set_broken(stack.api, plan.broken)
             traffic.begin(plan, seed=index)
-            began, seconds = time.monotonic(), whole * plan.share
+            until += whole * plan.share  # a phase has what earlier ones left
             # only a champion of the learner's can have its place taken
             if plan.mistake and ledger.learner and ledger.learner[-1].champion_version:
                 by_hand = promote(stack.tracking_uri, ledger.scope, HOME)
-            while (spent := time.monotonic() - began) < seconds and not _is_over(ledger, by_hand):
+            while (spent := time.monotonic() - began) < until and not is_over(
+                ledger, plan, by_hand
+            ):
                 stack.check()
                 traffic.check()
-                bar.step(f"{status_line(ledger)}; seconds", earlier + spent, whole)
-                time.sleep(min(0.5, seconds - spent))
-            earlier += seconds
+                bar.step(f"{status_line(ledger)}; seconds", spent, whole)
+                time.sleep(min(0.5, until - spent))
     return by_hand
 
 
-def _is_over(ledger: Ledger, by_hand: int) -> bool:
-    """Whether the running phase has shown what it is for."""
+def is_over(ledger: Ledger, plan: Plan, by_hand: int) -> bool:
+    """Whether the running phase, ``plan``'s, has shown what it is for."""
     if by_hand:
         return outcome(ledger, by_hand)["taken_back_s"] is not None
+    if plan.learns:
+        after = lesson(ledger, ledger.phases[-1])["after"]
+        return after is not None and after["drafts"] >= ENOUGH_DRAFTS
     return has_enough(ledger)
 
 
@@ -226,13 +238,12 @@ def _model(uri: str, scope: str) -> moves.Model:
 
 def outcome(ledger: Ledger, version: int) -> dict[str, Any]:
     """What became of ``version`` on the worker: seconds after it came into force until the floor
-    relieved it, and until another policy was in force; null is not yet."""
+    relieved it, and until another policy, its ``successor``, was in force; null is not yet."""
     switches = ledger.policy_switches()
     came = next((at for at, v in switches if v == version), None)
     mine = [s for s in list(ledger.statuses) if s.policy_version == version]
-    times = {"relieved_s": next((s.time for s in mine if s.fallback), None), "taken_back_s": None}
-    if came is not None:
-        gone = (at for at, v in switches if at > came and v != version)
-        times["taken_back_s"] = next(gone, None)
+    later = [(at, v) for at, v in switches if came is not None and at > came and v != version]
+    gone, successor = (*later, (None, None))[0]
+    times = {"relieved_s": next((s.time for s in mine if s.fallback), None), "taken_back_s": gone}
     after = {k: None if at is None else round(at - (came or at), 1) for k, at in times.items()}
-    return {"version": version, "in_force": came is not None, **after}
+    return {"version": version, "in_force": came is not None, "successor": successor, **after}

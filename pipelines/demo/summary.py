@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from pipelines import machine
-from pipelines.watch.ledger import Ledger
+from pipelines.watch.ledger import Ledger, Phase
 from pipelines.watch.page import ALL, NAMES, as_dict, best_and_worst, rate_in, uplifts
 
 Summary = dict[str, Any]
+NEEDED: Final = 120
+"""Answers of the learner's phase after which a candidate had won in simulation, at most."""
 STARTS: Final = {"first": "the policy that ships", "counting": "nothing learned"}
 
 
@@ -25,6 +27,7 @@ def summarise(
     consumed_before: int = 0,
     start: str = "first",
     mistake: Mapping[str, Any] | None = None,
+    lesson: Mapping[str, Any] | None = None,
 ) -> Summary:
     """The figures, JSON-ready. Shares are in 0..1, errors and accepted lengths in tokens, ratios of
     tokens a second with the bounds of their intervals, null where they are not known.
@@ -35,6 +38,7 @@ def summarise(
         start: what served at first, one of :data:`STARTS`.
         mistake: what became of a bad policy, as :func:`pipelines.demo.run.outcome`, and
             ``why``.
+        lesson: what became of the learner's phase, as :func:`lesson`, and ``answers`` and ``why``.
     """
     windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])
     rounds = list(ledger.rounds)
@@ -70,6 +74,7 @@ def summarise(
             | {"tok_per_s": rate_in([p], rounds), "kind": p.traffic}
             for p, window in zip(ledger.phases, windows, strict=True)
         ],
+        "lesson": lesson,
         "mistake": mistake,
         "records_refused": ledger.refused,
         "worker": ledger.statuses[-1].model_dump(mode="json") if ledger.statuses else {},
@@ -78,6 +83,22 @@ def summarise(
     failings, said = _failings(summary), (_speed, _choice, _learning, _guard, _trust, _open)
     sentences = [sentence for one in said if (sentence := one(summary))]
     return {"ok": not failings, "failings": failings, "sentences": sentences} | summary
+
+
+def lesson(ledger: Ledger, phase: Phase) -> dict[str, Any]:
+    """What the policy in force at the beginning of ``phase`` foresaw of its cache drafts, and what
+    came; and ``after`` it the last of the learner's that came into force in it: the same, its
+    ``version``, and ``after_s`` seconds of the phase. null is not yet."""
+    seen = ledger.drafts.foresight(phase.began, phase.ended)
+    learned, before, after, after_s = ledger.learned_versions(), 0, None, None
+    for at, version in ledger.policy_switches():
+        if at < phase.began:
+            before = version
+        elif at < phase.ended and version in learned:
+            after, after_s = version, round(at - phase.began, 1)
+    told = {"before": seen.get(before), "after": None if after is None else seen.get(after)}
+    ends = {name: asdict(one) if one else None for name, one in told.items()}
+    return {"phase": phase.name, **ends, "version": after, "after_s": after_s}
 
 
 def _failings(summary: Summary) -> list[str]:
@@ -149,15 +170,30 @@ def _guard(summary: Summary) -> str:
 
 
 def _learning(summary: Summary) -> str:
-    began = f"It began with {STARTS[summary['start']]}"
-    applied = summary["policy_versions_applied"]
-    if not applied:
-        tried = summary["learner"].get("candidates", 0)
-        return f"{began}; candidates tried: {tried}, none of them shown to be better."
-    first = next(s["at_s"] for s in summary["policy_switches"] if s["version"] == applied[0])
+    applied, found = summary["policy_versions_applied"], summary["lesson"]
+    told = (
+        f"It began with {STARTS[summary['start']]}, learned from {summary['events_consumed']} "
+        f"draft events of its own traffic, and put {len(applied)} of the policies it made in force"
+    )
+    if found is None or found["before"] is None:
+        return f"{told}."
+    told += f"; in {found['phase']}, where every copy breaks off early, {_seen(found['before'])}"
+    if found["after"] is None:
+        return (
+            f"{told}, and whether a policy that the learner made is better there cannot be told "
+            f"yet, after {found['answers']} answers of about {NEEDED} that it takes."
+        )
     return (
-        f"{began}, learned from {summary['events_consumed']} draft events of its own traffic, and "
-        f"put {len(applied)} of the policies it made in force, the first after {first:.0f} seconds."
+        f"{told}; version {found['version']}, which the learner made, was in force there after "
+        f"{found['after_s']:.0f} seconds ({found['why']}), and then {_seen(found['after'])}."
+    )
+
+
+def _seen(one: Mapping[str, float]) -> str:
+    """What a policy foresaw and what came."""
+    return (
+        f"{one['foreseen']:.2f} accepted tokens of a draft were foreseen and {one['accepted']:.2f} "
+        f"came, off by {one['off']:.2f} each"
     )
 
 

@@ -16,7 +16,6 @@ from pipelines.prompts import Prompt
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import interleaved
 
-MOST_SESSIONS: Final = 3
 MAX_TOKENS: Final = 160
 REQUEST_SECONDS: Final = 120.0
 IDLE_SECONDS: Final = 0.2
@@ -27,33 +26,38 @@ FAILURES_ALLOWED: Final = 5
 @dataclass(frozen=True)
 class Plan:
     """One phase to come: its share of the whole time, the workloads it alternates, the ``kind``
-    that it is compared as, how many sessions send at a time, and what is wrong meanwhile: the
-    worker's drafter is ``broken``, or a policy that drafts nothing is champion by ``mistake``."""
+    that it is compared as, how many sessions send at a time, whether it is for the learner, who
+    ``learns`` there, and what is wrong meanwhile: the worker's drafter is ``broken``, or a policy
+    that drafts nothing is champion by ``mistake``."""
 
     name: str
     workloads: tuple[str, ...]
     share: float
     kind: str
-    sessions: int = MOST_SESSIONS
+    sessions: int = 3
+    learns: bool = False
     broken: bool = False
     mistake: bool = False
 
 
 PLANS: Final = (
-    Plan("one agent", ("edits", "tools"), 0.16, "agents", sessions=1),
-    Plan("three agents", ("edits", "tools"), 0.18, "agents"),
-    Plan("conversation", ("chat", "code"), 0.16, "conversation"),
-    Plan("drafter broken", ("chat", "code"), 0.2, "broken drafter", broken=True),
-    Plan("drafter mended", ("chat", "code"), 0.16, "conversation"),
-    Plan("bad policy", ("edits", "tools"), 0.14, "bad policy", mistake=True),
+    Plan("one agent", ("edits", "tools"), 0.13, "agents", sessions=1),
+    Plan("three agents", ("edits", "tools"), 0.15, "agents"),
+    Plan("conversation", ("chat", "code"), 0.13, "conversation"),
+    Plan("drafter broken", ("chat", "code"), 0.16, "broken drafter", broken=True),
+    Plan("drafter mended", ("chat", "code"), 0.12, "conversation"),
+    # short answers, many at a time: each is a word for or against a candidate, and drafts are dear
+    Plan("records", ("records",), 0.2, "records", sessions=16, learns=True),
+    Plan("bad policy", ("edits", "tools"), 0.11, "bad policy", mistake=True),
 )
+MOST_SESSIONS: Final = max(plan.sessions for plan in PLANS)
 
 
 class Traffic:
     """Threads that send one request after another to ``url`` until stopped.
 
     Phases are written into ``ledger``; ``counts`` are requests ``answered`` and ``failed``, and
-    ``tokens`` of the answers.
+    ``tokens`` of the answers, ``answers`` those of each phase.
     """
 
     def __init__(self, url: str, model: str, ledger: Ledger) -> None:
@@ -61,11 +65,12 @@ class Traffic:
         self.model = model
         self.ledger = ledger
         self.counts: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
         self.stopping = threading.Event()
         self._lock = threading.Lock()
         self._next: Iterator[Prompt] = iter(())
         self._threads: list[threading.Thread] = []
-        self._sessions = 0
+        self._phase, self._sessions = "", 0
         self._errors: list[str] = []  # of the last requests, one after another
 
     def begin(self, plan: Plan, seed: int) -> None:
@@ -74,7 +79,7 @@ class Traffic:
             self._end_phase()
             self.ledger.phases.append(Phase(plan.name, plan.workloads, time.time(), kind=plan.kind))
             self._next = interleaved(plan.workloads, seed=seed)
-            self._sessions = plan.sessions
+            self._phase, self._sessions = plan.name, plan.sessions
         while len(self._threads) < MOST_SESSIONS:
             place = (len(self._threads),)
             thread = threading.Thread(target=self._send_all, args=place, daemon=True)
@@ -113,7 +118,7 @@ class Traffic:
     def send(self, client: httpx.Client) -> None:
         """Send the next request and count its outcome; after a failure wait a second."""
         with self._lock:
-            prompt = next(self._next)
+            prompt, phase = next(self._next), self._phase
         body = {
             "model": self.model,
             "messages": list(prompt.messages),
@@ -133,5 +138,6 @@ class Traffic:
         with self._lock:
             self._errors = [*self._errors, error] if error else []
             self.counts.update({"failed" if error else "answered": 1, "tokens": tokens})
+            self.answers[phase] += not error
         if error:
             self.stopping.wait(1.0)

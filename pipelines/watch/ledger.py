@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
+import numpy as np
 from kafka import TopicPartition
 
 from decoder.complaints import Complaints
@@ -32,6 +33,7 @@ from decoder.kafka.clients import AWAY, close, fetch, listens, open_consumer
 ARMS: Final = ("cache", "model", "none")
 OWN: Final = ("", CHAMPION)
 """Sides of steps that the policy in force decided: outside of trials, and in its blocks of them."""
+NUMBERS: Final = ("number", "time", "policy_version", "draft_len", "predicted", "accepted")
 KEPT_NUMBERS: Final = 100_000
 """Events whose numbers are remembered: a record that is sent twice comes within seconds."""
 
@@ -50,6 +52,23 @@ class Window:
     arm_shares: dict[str, float]
 
 
+@dataclass(frozen=True)
+class Foresight:
+    """What a policy foresaw of ``drafts`` cache drafts, and what came: means of accepted tokens,
+    and of how far it was ``off``."""
+
+    drafts: int
+    foreseen: float
+    accepted: float
+    off: float
+
+
+@dataclass
+class _Second:
+    arms: Counter[str] = field(default_factory=Counter)  # cycles
+    foreseen: dict[int, Any] = field(default_factory=dict)  # sums of a Foresight, by version
+
+
 class Drafts:
     """What became of drafts. ``seen`` are distinct events, of all sides; sums older than ``keep_s``
     are forgotten."""
@@ -57,25 +76,30 @@ class Drafts:
     def __init__(self, keep_s: float = math.inf) -> None:
         self.keep_s = keep_s
         self.seen = 0
-        self._seconds: dict[int, Counter[str]] = {}  # cycles by arm
+        self._seconds: dict[int, _Second] = {}
         self._numbers: dict[tuple[str, int], None] = {}
 
     def add(self, batch: EventBatch) -> None:
         """Count the events of ``batch``, each once."""
-        numbers, times = (batch.numbers[name].tolist() for name in ("number", "time"))
-        arms, sides = batch.names["arm"], batch.names["side"]
-        for number, at, arm, side in zip(numbers, times, arms, sides, strict=True):
+        numbers = (batch.numbers[name].tolist() for name in NUMBERS)
+        names = (batch.names[name] for name in ("arm", "side", "censored"))
+        for event in zip(*numbers, *names, strict=True):
+            number, at, version, length, foreseen, accepted, arm, side, censored = event
             if (batch.origin.life, number) not in self._numbers:
                 self._numbers[batch.origin.life, number] = None
                 self.seen += 1
                 if side in OWN:
-                    self._seconds.setdefault(int(at), Counter())[arm] += 1
+                    second = self._seconds.setdefault(int(at), _Second())
+                    second.arms[arm] += 1
+                    if length and not censored:
+                        one = np.array([1.0, foreseen, accepted, abs(foreseen - accepted)])
+                        second.foreseen[version] = one + second.foreseen.get(version, 0.0)
         while len(self._numbers) > KEPT_NUMBERS:
             del self._numbers[next(iter(self._numbers))]
         if len(self._seconds) > 2 * self.keep_s:
             # neither too old nor of a time to come, which would never grow old
             now = time.time()
-            kept = {s: arms for s, arms in self._seconds.items() if abs(now - s) <= self.keep_s}
+            kept = {s: one for s, one in self._seconds.items() if abs(now - s) <= self.keep_s}
             self._seconds = kept
 
     def windows(self, bounds: Sequence[tuple[float, float]]) -> list[Window]:
@@ -84,10 +108,22 @@ class Drafts:
         known = sorted(seconds)
         for begins, ends in bounds:
             within = known[bisect_left(known, begins) : bisect_left(known, ends)]
-            cycles = sum((seconds[second] for second in within), Counter[str]())
+            cycles = sum((seconds[second].arms for second in within), Counter[str]())
             total = cycles.total()
             found.append(Window(total, {arm: cycles[arm] / max(total, 1) for arm in ARMS}))
         return found
+
+    def foresight(self, began: float, ended: float) -> dict[int, Foresight]:
+        """By policy version, of the cache drafts between two times that were labelled to the end;
+        in whole seconds."""
+        sums: dict[int, Any] = {}
+        for second, held in dict(self._seconds).items():
+            for version, some in dict(held.foreseen).items() if began <= second < ended else ():
+                sums[version] = some + sums.get(version, 0.0)
+        return {
+            version: Foresight(int(some[0]), *(some[1:] / some[0]).tolist())
+            for version, some in sums.items()
+        }
 
 
 Timed = TypeVar("Timed", WorkerStatus, LearnerStatus, Round)

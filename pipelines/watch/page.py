@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -228,6 +229,7 @@ def record(
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
         _ratio_table(found, rates),
+        _foresight_table(ledger),
         _version_table(ledger),
     ]
     return {
@@ -274,6 +276,17 @@ def _ratio_table(found: Mapping[str, Mapping[str, Effect]], rates: Mapping[str, 
     head = ["traffic", *(f"over {NAMES[s]}" for s in sides), "best fixed", "worst fixed"]
     title = "Nobody has to choose: ratios of tokens a second"
     return _table(title, [*head, "tokens / s"], rows)
+
+
+def _foresight_table(ledger: Ledger) -> Record:
+    spans = [(p.name, p.began, p.ended) for p in ledger.phases] or [(ALL, 0.0, math.inf)]
+    rows = [
+        [name, ledger.named(version), f"{one.drafts:,}", *(f"{n:.2f}" for n in astuple(one)[1:])]
+        for name, began, ended in spans
+        for version, one in sorted(ledger.drafts.foresight(began, ended).items())
+    ]
+    head = ["traffic", "version", "cache drafts", "foreseen", "accepted", "off by"]
+    return _table("What policies foresee: accepted tokens of a cache draft", head, rows)
 
 
 def _version_table(ledger: Ledger) -> Record:

@@ -21,13 +21,15 @@ from decoder.contracts.errors import ProcessError
 from pipelines import machine
 from pipelines.demo.breakage import OPTIONS, Breakage, set_broken
 from pipelines.demo.run import (
+    ENOUGH_DRAFTS,
     has_enough,
+    is_over,
     outcome,
     status_line,
     traffic_seconds,
     write,
 )
-from pipelines.demo.summary import Summary, summarise
+from pipelines.demo.summary import Summary, lesson, summarise
 from pipelines.demo.traffic import FAILURES_ALLOWED, PLANS, Traffic
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import prompts
@@ -169,7 +171,7 @@ def test_what_became_of_a_policy_that_was_promoted_by_mistake_is_told() -> None:
         changes = {"policy_version": version, "policy_applied_at": 1140 if version == 1 else 1060}
         ledger.add_status(records.worker_status(1000.0 + second, 1, fallback=fallback, **changes))
     found = outcome(ledger, 3) | {"why": "it was slower"}
-    assert (found["relieved_s"], found["taken_back_s"]) == (65.0, 80.0)
+    assert (found["relieved_s"], found["taken_back_s"], found["successor"]) == (65.0, 80.0, 1)
     told = summarise(ledger, REQUESTS, 1000.0, mistake=found)["sentences"][3]
     assert "Version 3" in told and "after 65 seconds" in told and "it was slower" in told
     assert "No bad policy" in summary_of(recorded())["sentences"][3]
@@ -178,10 +180,43 @@ def test_what_became_of_a_policy_that_was_promoted_by_mistake_is_told() -> None:
         assert ("nothing took it back" if came["in_force"] else "no worker took it in") in told
 
 
+RECORDS = Phase("records", ("records",), 1030.0, 1100.0)
+
+
+def test_the_learners_phase_sets_what_was_foreseen_beside_what_came_before_and_after() -> None:
+    ledger = recorded()
+    found = lesson(ledger, RECORDS) | {"answers": 70, "why": "evidence of 31 clusters"}
+    assert (found["version"], found["after_s"]) == (2, 30.0)
+    assert found["before"] == {"drafts": 120, "foreseen": 3.0, "accepted": 5.0, "off": 2.0}
+    assert found["after"] == {"drafts": 160, "foreseen": 4.5, "accepted": 5.0, "off": 0.5}
+    told = summarise(ledger, REQUESTS, 1000.0, lesson=found)["sentences"][2]
+    for word in ("3.00 accepted", "5.00 came", "off by 2.00", "version 2", "after 30 seconds"):
+        assert word in told
+    assert "evidence of 31 clusters" in told and "4.50" in told and "off by 0.50" in told
+    by_hand = recorded()
+    by_hand._published = [p for p in by_hand._published if not p.policy or p.policy.version == 1]
+    for one, phase in ((by_hand, RECORDS), (ledger, replace(RECORDS, ended=1050.0))):
+        none = lesson(one, phase) | {"answers": 70}
+        assert none["after"] is none["version"] is none["after_s"] is None
+        told = summarise(one, REQUESTS, 1000.0, lesson=none)["sentences"][2]
+        assert "cannot be told yet, after 70 answers of about 120" in told
+    nothing = lesson(Ledger(WORKER), RECORDS) | {"answers": 0}
+    assert summarise(Ledger(WORKER), REQUESTS, 1000.0, lesson=nothing)["sentences"]
+
+
+def test_the_learners_phase_lasts_until_its_policy_has_foreseen_drafts_enough() -> None:
+    ledger, (plan,) = recorded(), [plan for plan in PLANS if plan.learns]
+    ledger.phases = [RECORDS]
+    assert lesson(ledger, RECORDS)["after"]["drafts"] < ENOUGH_DRAFTS
+    assert not is_over(ledger, plan, 0)
+    ledger.phases = [replace(RECORDS, ended=1120.0)]
+    assert is_over(ledger, plan, 0)
+
+
 def test_six_sentences_say_what_was_shown_and_no_more() -> None:
     speed, _, learning, _, trust = summary_of(recorded(), failed=1)["sentences"][:5]
     assert "1.5" in speed and "plain decoding" in speed and " to " in speed
-    assert "480 draft events" in learning and "after 60 seconds" in learning
+    assert "480 draft events" in learning and "put 1 of the policies" in learning
     assert "the policy that ships" in learning
     assert "none of 480 draft events were lost" in trust and "1 of 3 requests failed" in trust
     slower = summary_of(recorded(**{**FASTER, "plain": 90.0}, lost=1))["sentences"]

@@ -76,7 +76,9 @@ def recorded(
         ledger.add_status(worker_status(1000.0 + second, 30 * second, **status))
         ledger.add_status(learner_status(1000.0 + second, min(4 * second, EVENTS - lost)))
     arms = ("cache", "cache", "cache", "none")
-    ledger.add_drafts(batch([event(i, 1000.0 + i / 4, arm=arms[i % 4]) for i in range(EVENTS)]))
+    for i in range(EVENTS):
+        served = {"policy_version": version, "predicted": 4.5} if i >= EVENTS // 2 else {}
+        ledger.add_drafts(batch([event(i, 1000.0 + i / 4, arm=arms[i % 4], **served)]))
     start = replace(frequency_policy(SCOPE), version=1)
     ledger.add_policy(999.0, SCOPE, CHAMPION, start)
     learned = replace(start, version=2, provenance={"origin": "learner"})

@@ -21,7 +21,7 @@ from decoder.contracts.topics import STATUS, TRIALS
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.watch import ledger as ledger_module
-from pipelines.watch.ledger import Drafts, Ledger, Phase, Window
+from pipelines.watch.ledger import Drafts, Foresight, Ledger, Phase, Window
 from pipelines.watch.live import links_to, sentences, serving
 from pipelines.watch.page import ALL, as_dict, as_text, rate_in, record, render, uplifts
 from tests.conftest import until
@@ -83,6 +83,9 @@ def test_a_page_says_what_it_is_worth_what_is_in_force_what_was_learned_and_what
     assert agentic[-3:-1] == ["stock suffix decoding", "plain decoding"]
     assert agentic[0] == "agentic" and float(agentic[-1]) == pytest.approx(60.0, rel=0.03)
     assert float(agentic[1].split()[0]) == pytest.approx(1.5, rel=0.03)
+    foresight = tables["What policies foresee: accepted tokens of a cache draft"]
+    assert foresight[0] == ["agentic", "v1", "240", "3.00", "5.00", "2.00"]
+    assert foresight[1] == ["conversation", "v2", "240", "4.50", "5.00", "0.50"]
     versions = [row[1:] for row in tables["Policy versions"]]
     assert ["v2", "in force on the worker"] in versions
     assert ["", "v2 is on trial"] in versions
@@ -288,6 +291,9 @@ def test_arms_are_those_of_the_policy_in_force_whatever_other_sides_did() -> Non
     assert first == Window(4, shares)
     assert (second.events, second.arm_shares["model"]) == (1, 1.0)
     assert nothing == Drafts().windows([(0.0, 9.0)])[0]
+    label = {1: Foresight(2, 3.5, 4.0, 1.5)}
+    assert found.drafts.foresight(100.0, 105.0) == label, "labelled to the end, and its own"
+    assert not found.drafts.foresight(106.0, 110.0)
     assert (nothing.events, found.drafts.seen) == (0, 7)
 
 
