@@ -1,9 +1,10 @@
 """The learner's state and the offsets it stands for, saved in one atomic write.
 
-A file is safetensors: arrays, and a header with the JSON-able rest, in which each array is named
-where it belongs, and a digest over both. Scopes have files of their own (``learner.scopes``), which
-the checkpoint names: so what did not change is not written again, and all of it is in force at
-once. The previous checkpoint is kept. No pickle.
+A file is safetensors: arrays, and a header with the JSON of the rest, in which each array is named
+where it belongs, and a digest over both. A dataclass is written as its fields, and :func:`made`
+again by their annotations. Scopes have files of their own (``learner.scopes``), which the
+checkpoint names: so what did not change is not written again, and all of it is in force at once.
+The previous checkpoint is kept. No pickle.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ import hashlib
 import json
 import logging
 import os
+from array import array
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
@@ -26,14 +32,15 @@ from decoder.contracts.bundle import metadata_of
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = "hvd.learner.v7"
+FORMAT: Final = "hvd.learner.v8"
 ARRAY: Final = "an array"
 """Stands, with its name, for an array; no key of ours or of anybody's scope has a space."""
 
 Tree = dict[str, Any]
-"""What a part of the learner puts into a file: JSON-able values, and arrays in it or in such
-dictionaries in it."""
+"""What is put into a file: what JSON knows, arrays and dataclasses; it is read back without the
+last, and in the same order."""
 Arrays = dict[str, NDArray[Any]]
+T = TypeVar("T")
 
 
 def previous_of(path: Path) -> Path:
@@ -60,14 +67,12 @@ def write(path: Path, tree: Tree, before: Path | None = None) -> int:
     Raises:
         OSError: the disk refuses; what was there is as it was.
     """
-    arrays: Arrays = {}
-    state = json.dumps({"format": FORMAT, **_parted(tree, "", arrays)}, sort_keys=True)
-    metadata = {"state": state, "digest": _digest(arrays, state)}
+    data = pack(tree)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_suffix(path.suffix + ".tmp")
     try:
         with written.open("wb") as file:
-            size = file.write(save_arrays(arrays, metadata=metadata))
+            size = file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if before is not None and path.exists():
@@ -108,35 +113,57 @@ def read(path: Path) -> Tree:
     Raises:
         OSError, SafetensorError, ValueError, KeyError, TypeError: it is not there, or damaged.
     """
-    data = path.read_bytes()
+    return unpack(path.read_bytes())
+
+
+def pack(tree: Tree) -> bytes:
+    """``tree`` as a file holds it."""
+    arrays: Arrays = {}
+
+    def told(value: Any) -> Any:
+        """What JSON has no word for."""
+        if is_dataclass(value):
+            return {each.name: getattr(value, each.name) for each in fields(value)}
+        if not isinstance(value, np.ndarray | array):
+            raise TypeError(f"{value!r} is nothing that a checkpoint holds")
+        name = str(len(arrays))
+        arrays[name] = np.ascontiguousarray(value)
+        return {ARRAY: name}
+
+    state = json.dumps({"format": FORMAT, **tree}, default=told)
+    return save_arrays(arrays, metadata={"state": state, "digest": _digest(arrays, state)})
+
+
+def unpack(data: bytes) -> Tree:
+    """The reverse, with arrays that may be written to; raises as :func:`read`."""
     arrays = load_arrays(data)
     metadata = metadata_of(data)
     if metadata["digest"] != _digest(arrays, metadata["state"]):
         raise ValueError("its digest does not match")
-    told = json.loads(metadata["state"])
-    if told.pop("format") != FORMAT:
+
+    def heard(value: dict[str, Any]) -> Any:
+        return arrays[value[ARRAY]].copy() if value.keys() == {ARRAY} else value
+
+    tree: Tree = json.loads(metadata["state"], object_hook=heard)
+    if tree.pop("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
-    tree: Tree = _whole(told, arrays)
     return tree
 
 
-def _parted(value: Any, name: str, arrays: Arrays) -> Any:
-    """``value`` without its arrays, which are put under their names. Mutates ``arrays``."""
-    if isinstance(value, np.ndarray):
-        arrays[name] = np.ascontiguousarray(value)
-        return {ARRAY: name}
-    if isinstance(value, dict):
-        return {key: _parted(each, f"{name}.{key}", arrays) for key, each in value.items()}
-    return value
+def made(kind: Callable[..., T], told: object) -> T:
+    """What was written as ``told``.
+
+    Raises:
+        ValueError: it is not of this version.
+    """
+    found: T = _reader(kind).validate_python([told])[0]
+    return found
 
 
-def _whole(value: Any, arrays: Arrays) -> Any:
-    """The reverse."""
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {ARRAY}:
-        return arrays[value[ARRAY]]
-    return {key: _whole(each, arrays) for key, each in value.items()}
+@cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    # in a list, since a dataclass by itself lets nobody say that it holds arrays
+    return TypeAdapter(list[kind], config=ConfigDict(arbitrary_types_allowed=True))
 
 
 def _digest(arrays: Arrays, state: str) -> str:

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
+from pydantic import PlainValidator
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Round
@@ -32,7 +34,6 @@ from decoder.trial.effect import (
     pairs_to_tell,
     unit_of,
 )
-from learner.checkpoint import Tree
 from learner.settings import LearnerSettings
 
 SHARE: Final = 0.1
@@ -51,6 +52,7 @@ LIVES: Final = 4_096
 Kind = Literal["trial", "watch"]
 Word = Literal["promote", "drop", "cannot tell", "roll back", "keep", "give up"]
 Key = tuple[str, int]
+Numbers = Annotated[MutableSequence[float], PlainValidator(lambda told: array("d", told.tolist()))]
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Table:
     """Pairs, WIDTH numbers each, as ``decoder.trial.effect`` has them: the rounds of a worker's
     unit are added up in its row, ``last`` says which that is by worker."""
 
-    numbers: array[float] = field(default_factory=lambda: array("d"))
+    numbers: Numbers = field(default_factory=lambda: array("d"))
     last: dict[str, list[int]] = field(default_factory=dict)  # unit and row
 
     def __len__(self) -> int:
@@ -95,16 +97,6 @@ class Table:
         """By the costs in force, and by wall time."""
         pairs = np.array(self.numbers, np.float64).reshape(-1, WIDTH)
         return effect_in(pairs, COST), effect_in(pairs, WALL)
-
-    def snapshot(self) -> Tree:
-        """Everything :meth:`restored` needs."""
-        return {"numbers": np.array(self.numbers, np.float64), "last": self.last}
-
-    @classmethod
-    def restored(cls, told: Tree) -> Table:
-        """The table as it was."""
-        last = {str(life): [int(n) for n in each] for life, each in told["last"].items()}
-        return cls(array("d", told["numbers"].tolist()), last)
 
 
 @dataclass(frozen=True)
@@ -213,21 +205,6 @@ class Comparison:
         if margin <= settings.trial_minutes:
             return told
         return f"a guard against harm, of {HARM:.0%} in {harm:.0f} minutes; {told}"
-
-    def snapshot(self) -> Tree:
-        """Everything :meth:`restored` needs."""
-        tables = {"pairs": self.pairs.snapshot(), "firsts": self.firsts.snapshot()}
-        return {**vars(self), **tables}
-
-    @classmethod
-    def restored(cls, told: Tree) -> Comparison:
-        """The comparison as it was.
-
-        Raises:
-            KeyError, ValueError, TypeError: the snapshot is not of this version.
-        """
-        tables = {name: Table.restored(told[name]) for name in ("pairs", "firsts")}
-        return cls(**{**told, **tables})
 
 
 def _of_trial(one: Comparison, settings: LearnerSettings, over: bool) -> Outcome | None:

@@ -19,11 +19,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
-from decoder.policy.probes import from_bytes, to_bytes
-from learner.checkpoint import Tree
 from learner.clusters import Cluster
 from learner.evidence import Bets
 from learner.losses import Floats
@@ -88,13 +85,13 @@ class Contestant:
         )
 
 
+@dataclass
 class Contest:
-    """The champion, and who sits in which seat; seats may be empty."""
+    """The champion, the first policy, and who sits in which seat; seats may be empty."""
 
-    def __init__(self, first: Policy) -> None:
-        self.first = first
-        self.champion = first
-        self.seats: list[Contestant | None] = [None] * SEATS
+    first: Policy
+    champion: Policy
+    seats: list[Contestant | None] = field(default_factory=lambda: [None] * SEATS)
 
     def crown(self, champion: Policy, row: int) -> None:
         """``champion`` is served from ``row`` on: all evidence was against another. Mutates."""
@@ -151,33 +148,6 @@ class Contest:
                 return seat
         return None
 
-    def snapshot(self) -> Tree:
-        """Everything :meth:`restored` needs, policies included."""
-        seats = {
-            str(seat): {
-                **vars(one),
-                "policy": _bundle(one.policy),
-                "bets": one.bets.snapshot(),
-            }
-            for seat, one in enumerate(self.seats)
-            if one is not None
-        }
-        return {"first": _bundle(self.first), "champion": _bundle(self.champion), "seats": seats}
-
-    @classmethod
-    def restored(cls, told: Tree) -> Contest:
-        """The contest as it was.
-
-        Raises:
-            KeyError, ValueError, TypeError, PolicyRefused: the snapshot is not of this version.
-        """
-        contest = cls(from_bytes(told["first"].tobytes()))
-        contest.champion = from_bytes(told["champion"].tobytes())
-        for seat, held in told["seats"].items():
-            policy, bets = from_bytes(held["policy"].tobytes()), Bets.restored(held["bets"])
-            contest.seats[int(seat)] = Contestant(**{**held, "policy": policy, "bets": bets})
-        return contest
-
 
 def mark(policy: Policy) -> str:
     """The same for policies that choose alike, whatever they are called."""
@@ -185,7 +155,3 @@ def mark(policy: Policy) -> str:
     for part in (part for layer in policy.folded for part in layer):
         sha.update(np.ascontiguousarray(part).tobytes())
     return sha.hexdigest()
-
-
-def _bundle(policy: Policy) -> NDArray[np.uint8]:
-    return np.frombuffer(to_bytes(policy), np.uint8)

@@ -17,7 +17,6 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.features import FloatArray
-from learner.checkpoint import Tree
 from learner.losses import Faced, Floats
 
 STREAMS: Final = ("cache", "model")
@@ -111,12 +110,12 @@ class Watch:
         return watched + 1 >= FEWEST and rise > RISE
 
 
+@dataclass
 class Detector:
     """Watches one scope. After an alarm it starts anew, and nothing is forgotten."""
 
-    def __init__(self) -> None:
-        self.drafter = Drafter()
-        self.watches = {stream: Watch() for stream in STREAMS}
+    drafter: Drafter = field(default_factory=Drafter)
+    watches: dict[str, Watch] = field(default_factory=lambda: {s: Watch() for s in STREAMS})
 
     def take(self, advantages: Sequence[Floats], row: int) -> list[Alarm]:
         """Take in, of final clusters, the sums [streams] of :func:`beyond`. Mutates."""
@@ -130,20 +129,3 @@ class Detector:
                     if stream == "model":
                         self.drafter.settle()
         return alarms
-
-    def snapshot(self) -> Tree:
-        """Everything :meth:`restored` needs."""
-        told = {stream: dict(vars(watch)) for stream, watch in self.watches.items()}
-        return told | {"drafter": dict(vars(self.drafter))}
-
-    @classmethod
-    def restored(cls, told: Tree) -> Detector:
-        """The detector as it was.
-
-        Raises:
-            KeyError, TypeError: the numbers are not of this version.
-        """
-        detector = cls()
-        detector.drafter = Drafter(**told["drafter"])
-        detector.watches = {stream: Watch(**told[stream]) for stream in STREAMS}
-        return detector

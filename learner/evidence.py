@@ -19,11 +19,11 @@ the mean.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-
-from learner.checkpoint import Tree
+from numpy.typing import NDArray
 
 STAKES: Final = np.array([0.1, 0.3, 0.9])
 """Shares of a gambler's wealth that a cluster may cost."""
@@ -31,48 +31,37 @@ MEMORY: Final = 64
 """Clusters over which what is usually at stake, the median, is taken."""
 
 
+@dataclass
 class Bets:
     """What is held on one side against another; ``restarts`` makes it the detector's sum.
 
-    ``evidence`` is the logarithm of the wealth, or of the sum.
+    ``evidence`` is the logarithm of the wealth, or of the sum. ``exposed`` is what was at stake of
+    late, and ``held`` [stakes] what the gamblers hold, in logarithms.
     """
 
-    def __init__(self, restarts: bool = False) -> None:
-        self.restarts = restarts
-        self._exposed: list[float] = []
-        self._held = np.full(len(STAKES), -np.inf if restarts else 0.0)  # logarithms
+    restarts: bool = False
+    exposed: list[float] = field(default_factory=list)
+    held: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        if not len(self.held):
+            self.held = np.full(len(STAKES), -np.inf if self.restarts else 0.0)
 
     @property
     def evidence(self) -> float:
         """What the gamblers of all stakes hold, in the mean: its logarithm."""
-        return float(np.logaddexp.reduce(self._held) - np.log(len(STAKES)))
+        return float(np.logaddexp.reduce(self.held) - np.log(len(STAKES)))
 
     @property
     def hope(self) -> float:
         """What the middle stake holds: where it is nearly ruined, nothing is to be won soon."""
-        return float(self._held[len(STAKES) // 2])
+        return float(self.held[len(STAKES) // 2])
 
     def take(self, number: float, exposed: float) -> None:
         """Take in a cluster's ``number``, which could not be below ``-exposed``. Mutates."""
-        usual = float(np.median(self._exposed)) if self._exposed else 0.0
+        usual = float(np.median(self.exposed)) if self.exposed else 0.0
         if (scale := max(usual, exposed)) > 0.0:
             if self.restarts:
-                self._held = np.logaddexp(self._held, 0.0)
-            self._held += np.log1p(STAKES * min(max(number / scale, -1.0), 1.0))
-            self._exposed = [*self._exposed[1 - MEMORY :], exposed]
-
-    def snapshot(self) -> Tree:
-        """Everything :meth:`restored` needs."""
-        return {"restarts": self.restarts, "exposed": self._exposed, "held": self._held.copy()}
-
-    @classmethod
-    def restored(cls, told: Tree) -> Bets:
-        """Bets as they were.
-
-        Raises:
-            KeyError, ValueError, TypeError: the numbers are not of this version.
-        """
-        bets = cls(bool(told["restarts"]))
-        bets._exposed = [float(each) for each in told["exposed"]]
-        bets._held[:] = told["held"]
-        return bets
+                self.held = np.logaddexp(self.held, 0.0)
+            self.held += np.log1p(STAKES * min(max(number / scale, -1.0), 1.0))
+            self.exposed = [*self.exposed[1 - MEMORY :], exposed]

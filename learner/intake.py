@@ -31,7 +31,6 @@ from learner.group import Group
 from learner.lessons import Intake, Lessons, encode_lessons
 from learner.page import Vitals, serving
 from learner.publish import DeadLetters, StatusProducer
-from learner.sequences import Known, Sequences
 from learner.settings import LearnerSettings
 from learner.shares import Shares
 from learner.source import RETRY_SECONDS, EventSource, Fetched
@@ -151,8 +150,7 @@ class Relay:
 
     def _forget(self) -> None:
         """What was read may be read again, and is then to be sent again."""
-        known = self.intake.sequences
-        self.intake.sequences = Sequences(Known((), known.missing, known.duplicates))
+        self.intake.sequences.came.clear()
 
 
 def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) -> None:

@@ -12,16 +12,15 @@ learned is thrown away.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from decoder.contracts.bundle import Policy
 from learner import train
-from learner.buffer import Buffer
-from learner.checkpoint import Tree
 from learner.losses import Faced, Floats, bounded, survival_likelihood
-from learner.rows import Rows
+from learner.rows import Buffer, Rows
 
 NAMES: Final = ("careful", "quick")
 CAREFUL, QUICK = range(2)
@@ -38,26 +37,31 @@ BEHIND: Final = 0.05
 """Weight below which a network goes on from where the leader stands."""
 
 
-class Learners:
-    """The networks of a scope; none before :meth:`begin`.
+def _alike() -> Floats:
+    return np.full(len(NAMES), 1.0 / len(NAMES))
 
-    ``weights`` [networks] add up to one: how much each is trusted to foresee best.
+
+@dataclass
+class Learners:
+    """The networks of a scope, side by side in ``abreast``; none before :meth:`begin`.
+
+    ``weights`` [networks] add up to one: how much each is trusted to foresee best. ``updates``
+    counts optimiser steps of each.
     """
 
-    def __init__(self) -> None:
-        self._abreast: train.Trainer | None = None
-        self.weights: Floats = np.full(len(NAMES), 1.0 / len(NAMES))
-        self.updates = 0
+    abreast: train.Trainer | None = None
+    weights: Floats = field(default_factory=_alike)
+    updates: int = 0
 
     @property
     def trainers(self) -> list[train.Trainer]:
         """Each network by itself, in views; empty before :meth:`begin`."""
-        return [] if self._abreast is None else train.apart(self._abreast)
+        return [] if self.abreast is None else train.apart(self.abreast)
 
     @property
     def begun(self) -> bool:
         """Whether there are networks."""
-        return self._abreast is not None
+        return self.abreast is not None
 
     @property
     def leader(self) -> int:
@@ -66,14 +70,14 @@ class Learners:
 
     def begin(self, champion: Policy, buffer: Buffer) -> None:
         """Start from the champion's weights, or at random where it is of another kind. Mutates."""
-        self.weights = np.full(len(NAMES), 1.0 / len(NAMES))
+        self.weights = _alike()
         if champion.kind == "survival":
             begins = train.continue_from(champion, train.CAREFUL)
-            self._abreast = train.abreast([begins for _ in NAMES])
+            self.abreast = train.abreast([begins for _ in NAMES])
             return
         seen = train.normaliser(buffer.recent(len(buffer)).features)
         begins = train.start("survival", *seen, rate=train.QUICK)
-        self._abreast = train.abreast([begins for _ in NAMES])
+        self.abreast = train.abreast([begins for _ in NAMES])
         self.learn(buffer, WARM_UP)
 
     def weigh(self, rows: Rows, found: Faced) -> Floats:
@@ -82,8 +86,8 @@ class Learners:
         Returns:
             float64 [n], how much better the quick one foresaw them, in nats.
         """
-        assert self._abreast is not None
-        outputs = train.outputs_of(self._abreast, rows.features)
+        assert self.abreast is not None
+        outputs = train.outputs_of(self.abreast, rows.features)
         said = bounded(survival_likelihood(outputs, found))
         total = said.sum(axis=1)
         held = self.weights * np.exp(total - total.max())
@@ -97,11 +101,11 @@ class Learners:
 
         What is drawn depends on how many rows the buffer has ever had, and on nothing else.
         """
-        assert self._abreast is not None
+        assert self.abreast is not None
         spans = np.array([[len(buffer)], [min(len(buffer), RECENT)]])
         draw = np.random.default_rng(buffer.total)
         ago = draw.integers(0, spans, (steps, len(NAMES), BATCH))
-        train.updates(self._abreast, buffer.at(buffer.total - 1 - ago.ravel()), BATCH)
+        train.updates(self.abreast, buffer.at(buffer.total - 1 - ago.ravel()), BATCH)
         self.updates += steps
 
     def follow(self) -> None:
@@ -111,24 +115,3 @@ class Learners:
         for index, weight in enumerate(self.weights):
             if weight < BEHIND and index != leader:
                 train.take_over(trainers[index], trainers[leader])
-
-    def snapshot(self) -> Tree:
-        """Everything :meth:`restored` needs."""
-        trainers = dict(zip(NAMES, map(train.snapshot, self.trainers), strict=False))
-        return {"weights": self.weights, "updates": self.updates, "trainers": trainers}
-
-    @classmethod
-    def restored(cls, told: Tree) -> Learners:
-        """The networks as they were.
-
-        Raises:
-            KeyError, ValueError: the snapshot is not one of this version.
-        """
-        learners = cls()
-        learners.weights, learners.updates = told["weights"].copy(), int(told["updates"])
-        if told["trainers"]:
-            networks = [train.restored(told["trainers"][name]) for name in NAMES]
-            if networks[0].kind != "survival":
-                raise ValueError("networks of another kind")
-            learners._abreast = train.abreast(networks)
-        return learners

@@ -171,7 +171,10 @@ class Lease:
         sent.append((claim.beat, time.monotonic()))
         try:
             if self._producer is None:
-                self._producer = self._opened()
+                self._producer = open_producer(
+                    self._kafka, "lease", **ONE_AT_A_TIME, bootstrap_timeout_ms=1_000,
+                    max_block_ms=500, delivery_timeout_ms=4_000, request_timeout_ms=2_000,
+                )  # fmt: skip
             under_way = self._producer.send(
                 LEASE.name, value=CLAIM.dump_json(claim), key=scope.encode(), partition=0,
                 headers=LEASE.headers,
@@ -180,17 +183,6 @@ class Lease:
             self._refused(error)
             raise
         under_way.add_errback(self._refused)
-
-    def _opened(self) -> Any:
-        return open_producer(
-            self._kafka,
-            "lease",
-            **ONE_AT_A_TIME,
-            bootstrap_timeout_ms=1_000,
-            max_block_ms=500,
-            delivery_timeout_ms=4_000,
-            request_timeout_ms=2_000,
-        )
 
     def _refused(self, error: BaseException) -> None:
         tell(self._complaints, LEASE.name, "written", error)

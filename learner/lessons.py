@@ -40,8 +40,8 @@ SCHEMAS: Final = 20
 
 @dataclass(frozen=True)
 class Lessons:
-    """Of one record, with number ``sequence`` of worker ``life``: ``events`` of ``scope``, of which
-    ``drafts`` could be learned from, and ``rows`` are.
+    """Of one record: ``events`` of ``scope``, of which ``drafts`` could be learned from, and
+    ``rows`` are.
 
     ``passed`` more have a draft within limits that are not the worker's own. ``served`` names
     ``target`` and ``drafter``, as far as the worker says. ``predicted`` and ``accepted`` sum up the
@@ -50,8 +50,6 @@ class Lessons:
     """
 
     scope: str
-    life: str
-    sequence: int
     events: int
     drafts: int
     rows: Rows
@@ -98,7 +96,7 @@ def lessons_of(record: Fetched, shares: Mapping[str, float], now: float) -> Less
     if batch.source is not None:  # most of them were left out before
         drafts = round(drafts / batch.source.share)
     return Lessons(
-        origin.scope, origin.life, batch.sequence, len(batch), drafts, rows,
+        origin.scope, len(batch), drafts, rows,
         {what: name for what, name in named.items() if name}, predicted, int(accepted), passed,
         batch, kept,
     )  # fmt: skip
@@ -167,7 +165,9 @@ class Intake:
                 self.dead.send(record, error)
             return None
         partition = record.partition if source is None else source.partition
-        if not self.sequences.admit(lessons.life, partition, lessons.sequence):
+        known = self.sequences
+        is_new = known.admit_lesson if self._relayed else known.admit
+        if not is_new(lessons.batch.origin.life, partition, lessons.batch.sequence):
             self.repeated += lessons.events
             return None
         self.records += 1

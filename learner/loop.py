@@ -14,10 +14,11 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from decoder.complaints import Complaints
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import CHAMPION, TRIAL, Policy
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
@@ -36,7 +37,6 @@ from learner.registry import Registry, Standing
 from learner.rollouts import Rollouts
 from learner.scope import Scope
 from learner.scopes import beginning
-from learner.sequences import Lately, Sequences
 from learner.settings import LearnerSettings
 from learner.shares import Shares
 from learner.source import RETRY_SECONDS, EventSource
@@ -78,7 +78,7 @@ class Learner:
         self.unknown = 0
         shares = self.shares if self.group is None else {}  # of lessons all are learned from
         self.intake = Intake(
-            self.dead, (Lately if self.group else Sequences)(resumed.sequences), resumed.refused,
+            self.dead, resumed.sequences, resumed.refused,
             resumed.repeated, shares, relayed=self.group is not None,
         )  # fmt: skip
         self.lease = Lease(kafka, holder_of(settings.state_dir))
@@ -150,19 +150,19 @@ class Learner:
                 self.settings,
                 state.State(
                     self.scopes,
-                    self.registrar.waiting(),
-                    self.rollouts.of,
+                    waiting=self.registrar.waiting(),
+                    rollouts=self.rollouts.of,
                     offsets=source.offsets,
                     marks=source.marks,
                     skipped=source.skipped,
-                    sequences=intake.sequences.known(),
+                    sequences=intake.sequences,
                     refused=intake.refused,
                     repeated=intake.repeated,
                     faults=self.faults,
                     published=self.publisher.published.numbers,
                     round_offsets=self.rollouts.source.offsets,
                     round_marks=self.rollouts.source.marks,
-                    round_sequences=self.rollouts.sequences.known(),
+                    round_sequences=self.rollouts.sequences,
                     shares=self.shares,
                 ),
             )
@@ -212,7 +212,7 @@ class Learner:
 
     def _wanted(self) -> dict[str, int]:
         """Scopes to hold, those that wait to be published among them, and their known terms."""
-        unpublished = {n for n, standing in self.standings.items() if self._lacks(standing)}
+        unpublished = {name for name in self.standings if self._due(name)}
         term = self.publisher.published.term
         wanted = self._established() | unpublished | self.rollouts.open()
         wanted = {name for name in wanted if self._ours(name)}
@@ -222,10 +222,13 @@ class Learner:
         """Whether it is for this learner to hold, if it can."""
         return self.group is None or self.group.owns(scope)
 
-    def _lacks(self, standing: Standing) -> bool:
-        """Whether what is served is not what lies on the policy topic."""
-        last = self.publisher.published.last(standing.scope)
-        return standing.served is not None and (last is None or last.version != standing.served)
+    def _due(self, scope: str) -> dict[str, tuple[int, float]]:
+        """By role, version and share of what is to lie on the policy topic and does not."""
+        served = self.standings.get(scope, Standing(scope)).served
+        due = {CHAMPION: (served, 0.0) if served else None, TRIAL: self.rollouts.due(scope)}
+        lain = {role: self.publisher.published.last(scope, role) for role in due}
+        there = {role: last and (last.version, last.share) for role, last in lain.items()}
+        return {role: one for role, one in due.items() if one and one != there[role]}
 
     def _busy(self, scope: str) -> bool:
         return self.rollouts.busy(scope)
@@ -235,7 +238,6 @@ class Learner:
             self.standings, self._seen = answer, True
             self._follow_at = 0.0
         elif isinstance(answer, Policy):
-            self.rollouts.serve(answer)
             self._serve(answer)
         elif isinstance(answer, Moved):
             if answer.standing is not None:  # what was seen before it is not what stands now
@@ -257,12 +259,13 @@ class Learner:
             return
         if current:
             self.rollouts.follow(self.standings)
-        wanted = self.rollouts.wanted()
+        wanted = set()
         for name, standing in self.standings.items():
             scope = self.scopes.awake.get(name)
-            behind = scope is not None and scope.version != standing.served
-            if standing.served and (behind or (self._lacks(standing) and self.lease.holds(name))):
+            if standing.served and scope is not None and scope.version != standing.served:
                 wanted.add((name, standing.served))
+            if self.lease.holds(name):
+                wanted |= {(name, version) for version, _ in self._due(name).values()}
         self.registrar.ask(wanted)
         waiting = {registration.key for registration in self.registrar.waiting()}
         for name in self._established():
@@ -276,23 +279,30 @@ class Learner:
                 self.registrar.hand(Registration(policy, tags=tags))
 
     def _serve(self, policy: Policy) -> None:
-        """Publish a policy, if the topic lacks it and the scope is ours; then judge against it."""
-        name = policy.scope
-        standing = self.standings.get(name)
-        if standing is None or standing.served != policy.version:
-            return  # the alias was moved on meanwhile
-        if self._lacks(standing) and self.lease.holds(name, MARGIN_SECONDS):
+        """Publish a policy where the topic lacks it, if the scope is ours; then judge against it,
+        unless its alias was moved on meanwhile."""
+        name, version = policy.scope, policy.version
+        for role, (due, share) in self._due(name).items():
+            if due != version or not self.lease.holds(name, MARGIN_SECONDS):
+                continue
             try:
-                policy = self.publisher.publish(policy, self.lease.term(name))
+                sent = self.publisher.publish(
+                    replace(policy, share=share), self.lease.term(name), role
+                )
             except BrokerError as error:
-                log.warning("%s; what was published stays", error)
+                log.warning("%s; what was published stays, and it is tried again", error)
                 return
             log.info(
-                "scope %s: version %d published, number %d",
-                name, policy.version, policy.publication,
+                "scope %s: version %d published for %s, number %d",
+                name, due, role, sent.publication,
             )  # fmt: skip
+            if role == TRIAL:
+                self.rollouts.published(sent)
+            else:
+                policy = sent
         scope = self.scopes.awake.get(name)
-        if scope is not None and scope.version != policy.version:
+        served = self.standings.get(name, Standing(name)).served
+        if scope is not None and scope.version != version == served:
             self.scopes.of(name).crown(policy)
             self._checkpoint_at = 0.0
 
@@ -330,7 +340,7 @@ class Learner:
             "drafts_consumed": scope.total,
             "share": self.shares.get(name, 1.0),
             "buffer": len(scope.buffer),
-            "updates": scope.updates,
+            "updates": scope.learners.updates,
             "drifts": sum(scope.alarms.values()),
             "last_drift_at": scope.last_alarm_at,
             "mae": scope.mae,

@@ -72,56 +72,53 @@ class StatusCollector(Collector):
         said = self._said()
         if not said:
             return
-        scopes = [status for status in said if status.scope]
-        for name, meaning in COUNTS.items():
-            yield _counter(name, meaning, [((), getattr(said[0], name))])
-        for name, meaning in LEVELS.items():
-            yield _gauge(name, meaning, [((), getattr(said[0], name))])
-        away = said[0].registry_away_since
-        yield _gauge(
-            "registry_away_seconds", "Since when MLflow does not answer; 0: it does.",
-            [((), max(time.time() - away, 0.0) if away else 0.0)],
+        first, scopes = said[0], [status for status in said if status.scope]
+        for kind, names in ((CounterMetricFamily, COUNTS), (GaugeMetricFamily, LEVELS)):
+            for name, meaning in names.items():
+                yield _family(kind, name, meaning, {(): getattr(first, name)})
+        for kind, names in ((CounterMetricFamily, SCOPE_COUNTS), (GaugeMetricFamily, SCOPE_LEVELS)):
+            for name, meaning in names.items():
+                found: Samples = {(s.scope,): getattr(s, name) for s in scopes}
+                yield _family(kind, name, meaning, found, "scope")
+        away = first.registry_away_since
+        yield _family(
+            GaugeMetricFamily, "registry_away_seconds",
+            "Since when MLflow does not answer; 0: it does.",
+            {(): max(time.time() - away, 0.0) if away else 0.0},
         )  # fmt: skip
-        for name, meaning in SCOPE_COUNTS.items():
-            yield _counter(name, meaning, [((s.scope,), getattr(s, name)) for s in scopes], "scope")
-        for name, meaning in SCOPE_LEVELS.items():
-            yield _gauge(name, meaning, [((s.scope,), getattr(s, name)) for s in scopes], "scope")
-        yield _gauge(
-            "lease_known", "1 where some learner holds the scope, as far as is known.",
-            [((s.scope,), bool(s.lease)) for s in scopes], "scope",
+        yield _family(
+            GaugeMetricFamily, "lease_known",
+            "1 where some learner holds the scope, as far as is known.",
+            {(s.scope,): bool(s.lease) for s in scopes}, "scope",
         )  # fmt: skip
-        yield _counter(
-            "records_refused", "Records that keep no contract, by reason.",
-            [((reason,), count) for reason, count in said[0].refusals.items()], "reason",
-        )  # fmt: skip
-        yield _counter(
-            "given_up", "Registrations and moves of aliases that were not made, by reason.",
-            [((reason,), count) for reason, count in said[0].given_up.items()], "reason",
-        )  # fmt: skip
-        yield _counter(
-            "events_lost", "Of the events consumed, those whose lesson is gone, by reason.",
-            [((s.scope, reason), n) for s in scopes for reason, n in s.losses.items()],
-            "scope", "reason",
-        )  # fmt: skip
-        yield _counter(
-            "verdicts", "Comparisons with the champion that ended, by outcome.",
-            [((s.scope, word), n) for s in scopes for word, n in s.verdicts.items()],
-            "scope", "outcome",
-        )  # fmt: skip
+        for name, meaning, counts in (
+            ("records_refused", "Records that keep no contract, by reason.", first.refusals),
+            ("given_up", "Registrations and moves of aliases that were not made, by reason.",
+             first.given_up),
+        ):  # fmt: skip
+            found = {(reason,): count for reason, count in counts.items()}
+            yield _family(CounterMetricFamily, name, meaning, found, "reason")
+        for name, meaning, field, label in (
+            ("events_lost", "Of the events consumed, those whose lesson is gone, by reason.",
+             "losses", "reason"),
+            ("verdicts", "Comparisons with the champion that ended, by outcome.",
+             "verdicts", "outcome"),
+        ):  # fmt: skip
+            found = {(s.scope, key): n for s in scopes for key, n in getattr(s, field).items()}
+            yield _family(CounterMetricFamily, name, meaning, found, "scope", label)
 
 
-Samples = Sequence[tuple[tuple[str, ...], float]]
+Samples = dict[tuple[str, ...], float]
 
 
-def _counter(name: str, meaning: str, samples: Samples, *labels: str) -> Metric:
-    return _with(CounterMetricFamily(PREFIX + name, meaning, labels=labels), samples)
-
-
-def _gauge(name: str, meaning: str, samples: Samples, *labels: str) -> Metric:
-    return _with(GaugeMetricFamily(PREFIX + name, meaning, labels=labels), samples)
-
-
-def _with(family: CounterMetricFamily | GaugeMetricFamily, samples: Samples) -> Metric:
-    for values, value in samples:
+def _family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    meaning: str,
+    found: Samples,
+    *labels: str,
+) -> Metric:
+    family = kind(PREFIX + name, meaning, labels=labels)
+    for values, value in found.items():
         family.add_metric(values, float(value))
     return family

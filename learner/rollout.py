@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from learner.checkpoint import Tree
 from learner.comparison import Comparison, Kind, Outcome
 from learner.registry import Standing
 from learner.settings import LearnerSettings
@@ -22,8 +21,7 @@ class Rollout:
     is being carried out.
 
     ``asked`` and ``pinned`` are what aliases trial and pinned named last, 0 for nothing; ``said``
-    is the last move in a sentence. ``verdicts`` counts, since the process began, how comparisons
-    that were ours ended.
+    is the last move in a sentence. ``verdicts`` counts how comparisons that were ours ended.
     """
 
     champion: int = 0
@@ -99,21 +97,3 @@ class Rollout:
         if asked not in (0, self.asked, self.champion, one.version):
             return f"version {asked} was put on trial"
         return "alias trial was taken away" if not asked and one.version == self.asked else ""
-
-    def snapshot(self) -> Tree:
-        """Everything :meth:`restored` needs: the same figures come to the same outcome."""
-        names = ("champion", "asked", "pinned", "said")
-        one = None if self.one is None else self.one.snapshot()
-        return {**{name: getattr(self, name) for name in names}, "one": one}
-
-    @classmethod
-    def restored(cls, told: Tree) -> Rollout:
-        """The rollout as it was.
-
-        Raises:
-            KeyError, ValueError, TypeError: the snapshot is not of this version.
-        """
-        one = None if told["one"] is None else Comparison.restored(told["one"])
-        return cls(
-            int(told["champion"]), int(told["asked"]), int(told["pinned"]), told["said"], one
-        )

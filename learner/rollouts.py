@@ -29,7 +29,6 @@ from learner.registrations import LOST, ROLLED_BACK, Move, Moved
 from learner.registry import Standing
 from learner.rollout import Rollout
 from learner.scopes import beginning
-from learner.sequences import Sequences
 from learner.settings import LearnerSettings
 from learner.source import EventSource
 from learner.state import State
@@ -55,7 +54,7 @@ class Rollouts:
     ) -> None:
         self.settings = settings
         self.of = dict(resumed.rollouts)
-        self.sequences = Sequences(resumed.round_sequences)
+        self.sequences = resumed.round_sequences
         self.source = EventSource(
             kafka, resumed.round_offsets, topic=TRIALS, marks=resumed.round_marks
         )
@@ -118,33 +117,17 @@ class Rollouts:
             except Exception:  # noqa: BLE001 -- one scope's rounds must not end the learner of all
                 self._give_up(scope, rollout)
 
-    def wanted(self) -> set[tuple[str, int]]:
-        """Versions (scope, version) that are compared and do not lie on the topic as is due."""
-        found = set()
-        for scope, rollout in self.of.items():
-            one = rollout.one
-            if one is None or rollout.outcome is not None or not self._lease.holds(scope):
-                continue
-            last = self._publisher.published.last(scope, TRIAL)
-            if last is None or (last.version, last.share) != (one.version, one.share):
-                found.add((scope, one.version))
-        return found
+    def due(self, scope: str) -> tuple[int, float] | None:
+        """Version and share of what is to lie on the policy topic for trial."""
+        rollout = self.of.get(scope, Rollout())
+        one = rollout.one
+        return None if one is None or rollout.outcome is not None else (one.version, one.share)
 
-    def serve(self, policy: Policy) -> None:
-        """Publish ``policy`` for trial, if that is what the topic lacks."""
-        scope = policy.scope
-        one = self.of[scope].one if (scope, policy.version) in self.wanted() else None
-        if one is None or not self._lease.holds(scope, MARGIN_SECONDS):
-            return
-        try:
-            sent = self._publisher.publish(
-                replace(policy, share=one.share), self._lease.term(scope), TRIAL
-            )
-        except BrokerError as error:
-            log.warning("%s; it is published as soon as that is possible", error)
-            return
-        one.published(sent.publication, time.time())
-        log.info("scope %s: version %d plays %.0f%%", scope, policy.version, 100.0 * one.share)
+    def published(self, policy: Policy) -> None:
+        """What was due lies there."""
+        one = self.of[policy.scope].one
+        if one is not None:
+            one.published(policy.publication, time.time())
 
     def moved(self, done: Moved) -> None:
         """What an outcome asked for is done, or was refused for a person's sake."""

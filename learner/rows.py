@@ -1,4 +1,4 @@
-"""Labelled drafts in columns: what the buffer holds and every step of learning reads."""
+"""Labelled drafts in columns: what every step of learning reads, and a scope's memory of them."""
 
 from __future__ import annotations
 
@@ -73,6 +73,52 @@ def empty(n: int = 0) -> Rows:
 def joined(parts: Sequence[Rows]) -> Rows:
     """The rows of all ``parts``, at least one, in their order."""
     return Rows(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS})
+
+
+class Buffer:
+    """A ring of at most ``capacity`` rows; ``total`` counts those ever added.
+
+    A row's number is ``total`` when it came.
+    """
+
+    def __init__(self, capacity: int, held: Rows | None = None, total: int = 0) -> None:
+        """``held``: the newest of ``total`` rows that came before."""
+        self.capacity = capacity
+        self.total = total
+        self._held = 0
+        self._ring = empty(capacity)
+        if held is not None:
+            fit = held.part(max(len(held) - capacity, 0), len(held))
+            self.total -= len(fit)
+            self.add(fit)
+
+    def __len__(self) -> int:
+        return self._held
+
+    def add(self, rows: Rows) -> None:
+        """Store ``rows``, at most ``capacity`` of them, over the oldest. Mutates."""
+        slots = (self.total + np.arange(len(rows))) % self.capacity
+        for name in COLUMNS:
+            getattr(self._ring, name)[slots] = getattr(rows, name)
+        self.total += len(rows)
+        self._held = min(self._held + len(rows), self.capacity)
+
+    def times(self) -> dict[str, float]:
+        """``time_from`` and ``time_to`` of what is held, in seconds since the epoch."""
+        held = self._ring.time[np.arange(self.total - len(self), self.total) % self.capacity]
+        return {"time_from": float(held.min()), "time_to": float(held.max())} if len(held) else {}
+
+    def recent(self, last: int) -> Rows:
+        """The newest rows, at most ``last``, oldest first, copied."""
+        held = min(len(self), last)
+        begins, ends = (self.total - held) % self.capacity, self.total % self.capacity
+        if held and ends <= begins:
+            return joined([self._ring.part(begins, self.capacity), self._ring.part(0, ends)])
+        return joined([self._ring.part(begins, ends)])
+
+    def at(self, numbers: NDArray[np.int64]) -> Rows:
+        """The rows of these ``numbers``, each among the newest ``capacity``, copied."""
+        return self._ring.take(numbers % self.capacity)
 
 
 def hash_id(text: str) -> int:

@@ -8,24 +8,22 @@ or promoted. A block is first foreseen by all who are judged, then learned from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
 from learner import train
-from learner.buffer import Buffer
-from learner.checkpoint import Tree
+from learner.checkpoint import Tree, made
 from learner.clusters import Clusters
 from learner.contest import FIRST, SEATS, Contest, Contestant, mark
 from learner.drift import STREAMS, Alarm, Detector, beyond
 from learner.learners import NAMES, QUICK, Learners
 from learner.losses import faced
 from learner.measured import NOMINAL, Costs, measure
-from learner.rows import Rows, empty, joined
+from learner.rows import Buffer, Rows, empty, joined
 from learner.settings import LearnerSettings
 from learner.tune import error_of, tuned
 
@@ -66,7 +64,7 @@ class Scope:
         self.alarms = dict.fromkeys(STREAMS, 0)
         self.buffer = Buffer(settings.buffer_events)
         self.learners = Learners()
-        self.contest = Contest(first)
+        self.contest = Contest(first, first)
         self.detector = Detector()
         self._clusters = Clusters(NUMBERS)
         self._waiting = empty()
@@ -84,11 +82,6 @@ class Scope:
     def version(self) -> int:
         """Of the champion."""
         return self.champion.version
-
-    @property
-    def updates(self) -> int:
-        """Optimiser steps taken by each network."""
-        return self.learners.updates
 
     def feed(self, rows: Rows, came: int | None = None) -> list[Alarm]:
         """Take in ``rows``, each once, in their order; the alarms that they raised. Mutates.
@@ -206,58 +199,47 @@ class Scope:
         return {
             "events": len(self.buffer),
             "events_total": self.total,
-            "updates": self.updates,
+            "updates": self.learners.updates,
             "step_fixed_us": self._costs.fixed_us,
             "step_token_us": self._costs.token_us,
             **self.buffer.times(),
             **{f"alarms_{stream}": count for stream, count in self.alarms.items()},
         }
 
-    def snapshot(self, since: int = 0) -> Tree:
-        """Everything :meth:`restored` needs beside the buffer's rows before number ``since``,
-        policies included: it must not need the registry."""
-        return {
-            **{name: getattr(self, name) for name in _NUMBERS},
-            "buffer": self.buffer.snapshot(since),
-            "learners": self.learners.snapshot(),
-            "contest": self.contest.snapshot(),
-            "clusters": self._clusters.snapshot(),
-            "waiting": dict(vars(self._waiting)),
-            "detector": self.detector.snapshot(),
-            "alarms": dict(self.alarms),
-            "costs": asdict(self._costs),
-        }
+    def snapshot(self) -> Tree:
+        """Everything :meth:`restored` needs beside the buffer, policies included: it must not need
+        the registry."""
+        return {"fed": self.buffer.total, **{name: getattr(self, name) for name in _KEPT}}
 
     @classmethod
-    def restored(cls, name: str, settings: LearnerSettings, told: Tree) -> Scope:
-        """The scope as it was; what it is fed next has the effect it would have had.
+    def restored(cls, name: str, settings: LearnerSettings, told: Tree, held: Rows) -> Scope:
+        """The scope as it was, with the newest rows of its buffer; what it is fed next has the
+        effect it would have had.
 
         Raises:
-            KeyError, ValueError, TypeError, PolicyRefused: the snapshot is not of this version.
+            KeyError, ValueError: the snapshot is not of this version.
         """
-        contested = Contest.restored(told["contest"])
-        scope = cls(name, settings, contested.first)
-        scope.contest = contested
-        scope.buffer = Buffer.restored(told["buffer"], settings.buffer_events)
-        scope.learners = Learners.restored(told["learners"])
-        scope.detector = Detector.restored(told["detector"])
-        scope._costs = _COSTS.validate_python(told["costs"])
-        scope.alarms = {stream: int(told["alarms"][stream]) for stream in STREAMS}
-        scope._clusters = Clusters.restored(NUMBERS, told["clusters"])
-        scope._waiting = Rows(**told["waiting"])
-        for number, kind in _NUMBERS.items():
-            setattr(scope, number, kind(told[number]))
+        kept = {attribute: made(kind, told[attribute]) for attribute, kind in _KEPT.items()}
+        scope = cls(name, settings, kept["contest"].first)
+        vars(scope).update(kept)
+        scope.buffer = Buffer(settings.buffer_events, held, int(told["fed"]))
         return scope
 
 
-_NUMBERS: Final = {
+_KEPT: Final[dict[str, Any]] = {
     "total": int,
     "candidates": int,
     "promotions": int,
     "last_alarm_at": float,
     "mae": float,
+    "alarms": dict[str, int],
+    "learners": Learners,
+    "contest": Contest,
+    "detector": Detector,
+    "_clusters": Clusters,
+    "_waiting": Rows,
+    "_costs": Costs,
     "_next_contestant": int,
-    "_offered": list,
+    "_offered": list[str],
 }
-_COSTS: Final = TypeAdapter(Costs)
 _DRAFT_LEN: Final = FEATURES.index("draft_len")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from safetensors import SafetensorError
@@ -19,7 +19,7 @@ from decoder.contracts.bundle import FIRST, Policy, frequency_policy
 from decoder.contracts.errors import ContractError
 from decoder.policy.first import first_or_counting
 from learner import checkpoint
-from learner.rows import Rows, joined
+from learner.rows import Rows, empty, joined
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 
@@ -33,7 +33,7 @@ KNOWN: Final = 1_000
 
 @dataclass(frozen=True)
 class Entry:
-    """What a checkpoint says of a scope: its file, events with a draft or without, and the files
+    """What is known of a scope: its file, events with a draft or without, and the files
     that hold the rows of its buffer, oldest first: each from a number to before another."""
 
     file: str
@@ -46,11 +46,23 @@ class Entry:
         return {self.file, *(file for file, _, _ in self.rows)}
 
 
+@dataclass(frozen=True)
+class Files:
+    """What a checkpoint says of all scopes, as in :class:`Scopes`; ``serial`` numbers the files."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    serial: int = 0
+    lost: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
 def beginning(name: str, settings: LearnerSettings) -> Policy:
     """What scope ``name`` begins with, and what contends whenever another policy is served."""
     if settings.start == "counting":
         return replace(frequency_policy(name), role=FIRST)
     return first_or_counting(name)
+
+
+_NONE: Final = Files()
 
 
 class Scopes:
@@ -62,25 +74,23 @@ class Scopes:
     other limits than the worker's own).
     """
 
-    def __init__(
-        self,
-        settings: LearnerSettings,
-        entries: Iterable[tuple[str, Entry]] = (),
-        serial: int = 0,
-        lost: Mapping[str, Mapping[str, int]] = {},
-    ) -> None:
+    def __init__(self, settings: LearnerSettings, files: Files = _NONE) -> None:
         self.awake: OrderedDict[str, Scope] = OrderedDict()
-        self.entries: OrderedDict[str, Entry] = OrderedDict(entries)
-        self.serial = serial
-        self.lost = {name: Counter(reasons) for name, reasons in lost.items()}
-        self._settled: dict[
-            str, int
-        ] = {}  # events of those awake that lie in their file or are lost
+        self.entries = OrderedDict(files.entries)
+        self.lost = {name: Counter(reasons) for name, reasons in files.lost.items()}
+        # events of those awake that lie in their file or are lost
+        self._settled: dict[str, int] = {}
+        self._serial = files.serial
         self._settings = settings
         self._folder = settings.state_dir / "scopes"
         self._changed: set[str] = set()
         self._saved = self._named()
         self._before = {path.name for path in self._folder.glob("*")}
+
+    @property
+    def files(self) -> Files:
+        """What to go on from."""
+        return Files(self.entries, self._serial, self.lost)
 
     def of(self, name: str, events: int = 0) -> Scope:
         """The scope ``name``, woken or made, that has come to ``events`` more; to be changed."""
@@ -165,19 +175,19 @@ class Scopes:
                 )
             ):
                 first = rows.pop()[1]
-            file, size = self._put(f"{name}.rows", buffer.snapshot(first)["rows"])
+            file, size = self._put(f"{name}.rows", dict(vars(buffer.recent(buffer.total - first))))
             rows.append((file, first, buffer.total))
             written += size
         kept = tuple(part for part in rows if part[2] > oldest)
-        file, size = self._put(name, self.awake[name].snapshot(buffer.total))
+        file, size = self._put(name, self.awake[name].snapshot())
         self.entries[name] = Entry(file, entry.events, kept)
         self._settled[name] = entry.events
         self._changed.discard(name)
         return written + size
 
     def _put(self, name: str, tree: checkpoint.Tree) -> tuple[str, int]:
-        self.serial += 1
-        file = f"{name}.{self.serial}.safetensors"
+        self._serial += 1
+        file = f"{name}.{self._serial}.safetensors"
         return file, checkpoint.write(self._folder / file, tree)
 
     def _lose(self, name: str, reason: str, events: int) -> None:
@@ -191,9 +201,7 @@ class Scopes:
             try:
                 tree = checkpoint.read(self._folder / file)
                 rows = [Rows(**checkpoint.read(self._folder / part)) for part, _, _ in entry.rows]
-                if rows:
-                    tree["buffer"]["rows"] = dict(vars(joined(rows)))
-                return Scope.restored(name, self._settings, tree)
+                return Scope.restored(name, self._settings, tree, joined([empty(), *rows]))
             except _UNUSABLE as error:
                 log.error(
                     "scope %s: %s is unusable, damaged or of another release (%r): it is learned "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final
 
 LIVES: Final = 10_000
 """Lives remembered, the ones heard of last; some 300 bytes each, and 100 a run."""
@@ -23,31 +23,19 @@ Run = list[int]
 """The first number, and the one behind the last."""
 
 
-class Known(NamedTuple):
-    """What is remembered, to go on from: runs that came, each as life, partition, first number, and
-    the one behind the last; and the counts."""
-
-    runs: Sequence[tuple[str, int, int, int]] = ()
-    missing: int = 0
-    duplicates: int = 0
-
-
-NOTHING: Final = Known()
-
-
+@dataclass
 class Sequences:
     """The sequence numbers that records carry, for each life and partition from 0.
 
     A life is followed from the first of its records that is read: what lay before may have been
-    removed by age. ``missing`` counts numbers passed over, ``duplicates`` records that came before.
+    removed by age. ``came`` holds the runs of each life and partition, ``lately`` single numbers,
+    of lessons. ``missing`` counts numbers passed over, ``duplicates`` records that came before.
     """
 
-    def __init__(self, known: Known = NOTHING) -> None:
-        self._came: OrderedDict[str, dict[int, list[Run]]] = OrderedDict()
-        for life, partition, first, behind in known.runs:
-            places = self._came.setdefault(life, {})
-            places.setdefault(partition, []).append([first, behind])
-        self.missing, self.duplicates = known.missing, known.duplicates
+    came: OrderedDict[str, dict[int, list[Run]]] = field(default_factory=OrderedDict)
+    lately: dict[str, None] = field(default_factory=dict)
+    missing: int = 0
+    duplicates: int = 0
 
     def admit(self, life: str, partition: int, sequence: int) -> bool:
         """Whether the record of this number is new. Mutates the counts.
@@ -56,7 +44,7 @@ class Sequences:
         a record is known whole, and none of its events needs to be remembered. What came is
         remembered, and not how far: one forged number would silence a life that it leaps ahead of.
         """
-        runs = self._came.setdefault(life, {}).setdefault(partition, [])
+        runs = self.came.setdefault(life, {}).setdefault(partition, [])
         if any(first <= sequence < behind for first, behind in runs):
             self.duplicates += 1
             return False
@@ -70,41 +58,19 @@ class Sequences:
             runs.remove(own)
         own[1] += 1
         runs[:] = [*runs, own][-RUNS:]
-        self._came.move_to_end(life)
-        if len(self._came) > LIVES:
-            self._came.popitem(last=False)
+        self.came.move_to_end(life)
+        if len(self.came) > LIVES:
+            self.came.popitem(last=False)
         return True
 
-    def known(self) -> Known:
-        """What a later one goes on from."""
-        runs = [
-            (life, partition, first, behind)
-            for life, places in self._came.items()
-            for partition, runs in places.items()
-            for first, behind in runs
-        ]
-        return Known(runs, self.missing, self.duplicates)
-
-
-class Lately(Sequences):
-    """The same where a life's numbers have gaps, since not every record of it is sent on: the
-    newest ``LATELY`` that came are remembered one by one. ``missing`` stays as it is."""
-
-    def __init__(self, known: Known = NOTHING) -> None:
-        super().__init__(known._replace(runs=()))
-        self._lately = dict.fromkeys(known.runs)
-
-    def admit(self, life: str, partition: int, sequence: int) -> bool:
-        """Whether the record of this number is none of those that came lately. Mutates."""
-        one = life, partition, sequence, sequence + 1
-        if one in self._lately:
+    def admit_lesson(self, life: str, partition: int, sequence: int) -> bool:
+        """The same where a life's numbers have gaps, since not every record of it is sent on: the
+        newest ``LATELY`` that came are known, and nothing is taken to be missing. Mutates."""
+        one = f"{partition} {sequence} {life}"
+        if one in self.lately:
             self.duplicates += 1
             return False
-        self._lately[one] = None
-        if len(self._lately) > LATELY:
-            del self._lately[next(iter(self._lately))]
+        self.lately[one] = None
+        if len(self.lately) > LATELY:
+            del self.lately[next(iter(self.lately))]
         return True
-
-    def known(self) -> Known:
-        """What a later one goes on from: runs of one number each."""
-        return Known(list(self._lately), self.missing, self.duplicates)

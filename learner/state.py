@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-import numpy as np
-from pydantic import TypeAdapter
-
-from decoder.contracts.errors import ContractError
-from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint
 from learner.registrations import Registration
 from learner.rollout import Rollout
-from learner.scopes import Entry, Scopes
-from learner.sequences import NOTHING, Known
+from learner.scopes import Files, Scopes
+from learner.sequences import Sequences
 from learner.settings import LearnerSettings
 from learner.source import Mark
 
@@ -26,42 +21,32 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """What a checkpoint says in JSON, beside scopes, registrations and rollouts: numbers of
-    ``EventSource``, ``Sequences``, ``Intake`` and ``Published``, and of the rounds' source."""
+class Kept:
+    """Of ``EventSource``, ``Sequences``, ``Intake``, ``Published``, ``Registrar`` and ``Rollouts``,
+    and of the rounds' source."""
 
     topic: str = ""
     offsets: Mapping[int, int] = field(default_factory=dict)
     marks: Mapping[int, Mark] = field(default_factory=dict)
     skipped: int = 0
-    sequences: Known = NOTHING
+    sequences: Sequences = field(default_factory=Sequences)
     refused: Mapping[str, int] = field(default_factory=dict)
     repeated: int = 0
     faults: int = 0
     published: Mapping[bytes, int] = field(default_factory=dict)
     round_offsets: Mapping[int, int] = field(default_factory=dict)
     round_marks: Mapping[int, Mark] = field(default_factory=dict)
-    round_sequences: Known = NOTHING
+    round_sequences: Sequences = field(default_factory=Sequences)
     shares: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class State(Numbers):
-    """What a checkpoint holds."""
-
-    scopes: Scopes
     waiting: Sequence[Registration] = ()
     rollouts: Mapping[str, Rollout] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class _Files:
-    serial: int
-    lost: Mapping[str, Mapping[str, int]]
-    scopes: Sequence[tuple[str, Entry]]  # JSON with sorted keys loses an order
+class State(Kept):
+    """What a checkpoint holds."""
 
-
-_NUMBERS, _FILES = TypeAdapter(Numbers), TypeAdapter(_Files)
+    scopes: Scopes
 
 
 def save(settings: LearnerSettings, state: State) -> int:
@@ -72,25 +57,18 @@ def save(settings: LearnerSettings, state: State) -> int:
     """
     try:
         written = state.scopes.save()
-        written += checkpoint.save(settings.checkpoint_path, _told_of(state, settings.topic.name))
+        told = {
+            **vars(state),
+            "topic": settings.topic.name,
+            "published": {key.decode(): number for key, number in state.published.items()},
+            "scopes": state.scopes.files,
+        }
+        written += checkpoint.save(settings.checkpoint_path, told)
     except OSError:
         state.scopes.sweep(saved=False)
         raise
     state.scopes.sweep()
     return written
-
-
-def _told_of(state: State, topic: str) -> checkpoint.Tree:
-    files = _Files(state.scopes.serial, state.scopes.lost, list(state.scopes.entries.items()))
-    return {
-        **_NUMBERS.dump_python(replace(state, topic=topic), mode="json"),
-        **_FILES.dump_python(files, mode="json"),
-        "waiting": {
-            f"{index:06}": {**vars(each), "policy": np.frombuffer(to_bytes(each.policy), np.uint8)}
-            for index, each in enumerate(state.waiting)
-        },
-        "rollouts": {scope: rollout.snapshot() for scope, rollout in state.rollouts.items()},
-    }
 
 
 def resumed(settings: LearnerSettings) -> State:
@@ -101,36 +79,25 @@ def resumed(settings: LearnerSettings) -> State:
         log.info("no checkpoint at %s: starting anew", settings.checkpoint_path)
         return fresh
     try:
-        numbers, files = _NUMBERS.validate_python(told), _FILES.validate_python(told)
-        if numbers.topic != settings.topic.name:
-            log.warning("the checkpoint is of another topic than %s: anew", settings.topic.name)
-            return fresh
-        return State(
-            Scopes(settings, files.scopes, files.serial, files.lost),
-            list(_readable(_registration, told["waiting"], "registration").values()),
-            _readable(Rollout.restored, told["rollouts"], "comparison of scope"),
-            **vars(numbers),
-        )
-    except _UNREADABLE as error:
+        waiting = _sound(Registration, dict(enumerate(told["waiting"])), "registration")
+        rollouts = _sound(Rollout, told["rollouts"], "comparison of scope")
+        told |= {"waiting": list(waiting.values()), "rollouts": rollouts}
+        kept, files = checkpoint.made(Kept, told), checkpoint.made(Files, told["scopes"])
+    except (ValueError, KeyError) as error:
         log.error("checkpoint is not of this version (%s): starting anew", error)
         return fresh
+    if kept.topic != settings.topic.name:
+        log.warning("the checkpoint is of another topic than %s: anew", settings.topic.name)
+        return fresh
+    return State(Scopes(settings, files), **vars(kept))
 
 
-def _readable(read: Callable[[Any], T], told: Mapping[str, Any], what: str) -> dict[str, T]:
+def _sound(kind: type[T], told: Mapping[Any, Any], what: str) -> dict[Any, T]:
     """Those that can be read: one that cannot must not cost the others, and all the scopes."""
     found = {}
     for name, each in told.items():
         try:
-            found[name] = read(each)
-        except _UNREADABLE as error:
-            log.error("%s %s is dropped, for it cannot be read: %r", what, name, error)
+            found[name] = checkpoint.made(kind, each)
+        except ValueError as error:
+            log.error("%s %s is dropped, for it cannot be read: %s", what, name, error)
     return found
-
-
-def _registration(told: Mapping[str, Any]) -> Registration:
-    return Registration(**{**told, "policy": from_bytes(told["policy"].tobytes())})
-
-
-_UNREADABLE: Final[tuple[type[Exception], ...]] = (
-    KeyError, IndexError, ValueError, TypeError, AttributeError, ContractError,
-)  # fmt: skip

@@ -228,44 +228,35 @@ def settings_of(admin: Any) -> dict[str, dict[str, str]]:
 
 
 def _mend(admin: Any, kafka: KafkaSettings, topic: Topic, told: Mapping[str, str]) -> None:
-    cleanup = told.get(CLEANUP, topic.cleanup)
-    if cleanup != topic.cleanup:
-        log.warning("topic %s has %s=%s: set to %s", topic.name, CLEANUP, cleanup, topic.cleanup)
-        command = _set(admin, kafka, topic, CLEANUP, topic.cleanup)
-        if command:
-            raise BrokerError(
-                f"topic {topic.name} has {CLEANUP}={cleanup} and this learner may not change it "
-                f"{command}"
-            )
     kept = int(told.get(RETENTION, "-1"))
     if topic is DRAFTS and 0 <= kept < SHORT_MS:
         log.warning(
             "topic %s keeps records for %d s only: a learner away for longer loses the rest",
             topic.name, kept // 1_000,
         )  # fmt: skip
+    wrong = {}
+    if told.get(CLEANUP, topic.cleanup) != topic.cleanup:
+        wrong[CLEANUP] = topic.cleanup, ""
     if not topic.compacted and 0 < kept < int(told.get(SEGMENT, "0")):
-        log.warning(
-            "topic %s has %s=%s, but Kafka deletes no segment that it still writes, and begins "
-            "another only after %s=%s: set to %d",
-            topic.name, RETENTION, told[RETENTION], SEGMENT, told[SEGMENT], kept,
-        )  # fmt: skip
-        command = _set(admin, kafka, topic, SEGMENT, str(kept))
-        if command:
-            log.warning("this learner may not change it %s", command)
-
-
-def _set(admin: Any, kafka: KafkaSettings, topic: Topic, name: str, value: str) -> str:
-    """Set it; where that is refused, why, and the command that would do it."""
-    try:
-        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic.name, {name: value})])
-    except KafkaError as error:
-        if _passes(error):
-            raise
-        return (
-            f"({error}): kafka-configs.sh --bootstrap-server {kafka.bootstrap_servers} --alter "
-            f"--topic {topic.name} --add-config {name}={value}"
-        )
-    return ""
+        why = f", but Kafka deletes no segment that it still writes, and {RETENTION} is {kept}"
+        wrong[SEGMENT] = str(kept), why
+    for name, (value, why) in wrong.items():
+        has = f"topic {topic.name} has {name}={told[name]}{why}"
+        log.warning("%s: set to %s", has, value)
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic.name, {name: value})
+        try:
+            admin.alter_configs([resource])
+        except KafkaError as error:
+            if _passes(error):
+                raise
+            refused = (
+                f"{has} and this learner may not change it ({error}): kafka-configs.sh "
+                f"--bootstrap-server {kafka.bootstrap_servers} --alter --topic {topic.name} "
+                f"--add-config {name}={value}"
+            )
+            if name == CLEANUP:
+                raise BrokerError(refused) from error
+            log.warning("%s", refused)
 
 
 def main(arguments: Sequence[str]) -> int:

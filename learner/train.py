@@ -19,7 +19,6 @@ from threadpoolctl import ThreadpoolController
 
 from decoder.contracts.bundle import OUTPUTS, PROBES, Kind, Policy
 from decoder.contracts.features import NUM_FEATURES, FloatArray
-from learner.checkpoint import Tree
 from learner.losses import Faced, Floats, faced, payoff_loss, survival_loss
 from learner.rows import Rows
 
@@ -206,30 +205,6 @@ def export(trainer: Trainer, scope: str, threshold: float, probes: FloatArray) -
     return policy.with_probes(probes[:PROBES])
 
 
-def snapshot(trainer: Trainer) -> Tree:
-    """Everything that :func:`restored` needs of a single network, copied."""
-    arrays = {name: getattr(trainer, name).copy() for name in _ROWS}
-    numbers = {"kind": trainer.kind, "rate": trainer.rate, "widths": list(trainer.widths)}
-    return {**arrays, **numbers, "updates": int(trainer.updates)}
-
-
-def restored(told: Tree) -> Trainer:
-    """The trainer that :func:`snapshot` saw; its next update is the one that would have followed.
-
-    Raises:
-        KeyError: arrays or numbers are missing.
-        ValueError: there are more or fewer weights than the widths call for.
-    """
-    widths = tuple(int(width) for width in told["widths"])
-    weights = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(widths))
-    if any(len(told[name]) != weights for name in _ROWS[:3]):
-        raise ValueError(f"a network of widths {widths} has {weights} weights")
-    rows = {name: told[name].copy() for name in _ROWS}
-    rate, updates = float(told["rate"]), np.array(told["updates"], np.int64)
-    return Trainer(kind=told["kind"], widths=widths, rate=rate, updates=updates, **rows)
-
-
-_ROWS: Final = ("weights", "momentum", "squares", "mean", "std")
 _OWN: Final = ("weights", "momentum", "squares", "updates")
 """What each of several networks has for itself."""
 

@@ -10,14 +10,13 @@ import time
 from collections import OrderedDict
 from typing import Any, Final
 
-from decoder.complaints import Complaints
 from decoder.contracts.errors import ContractError
 from decoder.contracts.events import NAME_LENGTH
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, decode_status
 from decoder.contracts.topics import STATUS
-from decoder.kafka.clients import ANSWER_MS, AWAY, close, fetch, offsets, open_consumer, places_of
-from decoder.kafka.faults import tell
+from decoder.kafka.clients import AWAY
+from decoder.kafka.compacted import Compacted
 
 READ_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 5.0
@@ -38,11 +37,10 @@ class Workers:
     def __init__(self, kafka: KafkaSettings, process: str = "") -> None:
         """``process``: whose statuses are our own."""
         self.shares: dict[str, float] = {}
-        self._kafka, self._process = kafka, process
-        self._consumer: Any = None
+        self._process = process
+        self._log = Compacted(kafka, STATUS, self._take, last=MOST)
         self._scopes: OrderedDict[str, None] = OrderedDict()
         self._read_at = self._asked_at = 0.0
-        self._complaints = Complaints()
 
     def know(self, scope: str) -> bool:
         """Whether a worker has named ``scope``; looks, once a second, to the end of the topic."""
@@ -59,40 +57,17 @@ class Workers:
         self._read_at = time.monotonic() + READ_SECONDS
         self.shares.clear()
         try:
-            if self._consumer is None:
-                self._connect()
-            places = self._consumer.assignment()
-            ends = offsets(self._consumer.end_offsets, places) if seconds else {}
-            deadline = time.monotonic() + seconds
-            while True:
-                for record in fetch(self._consumer, ANSWER_MS):
-                    self._take(record.value or b"")
-                at = {place: self._consumer.position(place) or 0 for place in ends}
-                if time.monotonic() >= deadline or all(at[p] >= end for p, end in ends.items()):
-                    return
-        except AWAY as error:
-            tell(self._complaints, STATUS.name, "read", error)
-            self.close()
+            self._log.read(seconds)
+        except AWAY:  # the log has it
             self._read_at = time.monotonic() + RETRY_SECONDS
 
     def close(self) -> None:
         """Leave the broker."""
-        close(self._consumer)
-        self._consumer = None
+        self._log.close()
 
-    def _connect(self) -> None:
-        self._consumer = open_consumer(
-            self._kafka, "workers", request_timeout_ms=5_000, max_poll_records=MOST
-        )
-        places = places_of(self._consumer, STATUS.name)
-        self._consumer.assign(places)
-        begins = offsets(self._consumer.beginning_offsets, places)
-        for place, end in offsets(self._consumer.end_offsets, places).items():
-            self._consumer.seek(place, max(begins[place], end - MOST // len(places)))
-
-    def _take(self, value: bytes) -> None:
+    def _take(self, record: Any) -> None:
         try:
-            status = decode_status(value)
+            status = decode_status(record.value or b"")
         except (ContractError, RecursionError):
             return
         if len(status.scope) > NAME_LENGTH:

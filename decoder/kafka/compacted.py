@@ -1,4 +1,4 @@
-"""Reading a compacted topic: all that lies on it, then whatever is added."""
+"""Reading a compacted topic: all that lies on it, or of another the last, then what is added."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Compacted:
     """Hands every record of ``topic`` to ``take``, in the order of its partition.
 
     ``lies`` is told, now and then, which offsets of a partition may still be there: of one that was
-    made anew, none.
+    made anew, none. ``last`` bounds how many are read of what lies there, and in one reading.
     """
 
     def __init__(
@@ -33,7 +33,9 @@ class Compacted:
         take: Callable[[Any], None],
         lies: Callable[[int, range], None] = lambda partition, offsets: None,
         answer_ms: int = ANSWER_MS,
+        last: int | None = None,
     ) -> None:
+        self._last = last
         self._kafka, self._topic, self._take, self._lies = kafka, topic, take, lies
         self._answer_ms = answer_ms
         self._consumer: Any = None
@@ -46,7 +48,7 @@ class Compacted:
         """Take what has come; whether all that lay there at first has been taken.
 
         Args:
-            seconds: how long to go on until it has.
+            seconds: how long to go on until it has, and what lies there now.
 
         Raises:
             KafkaError, OSError: broker or topic are away, or refuse, which is said in the log; the
@@ -54,9 +56,12 @@ class Compacted:
         """
         try:
             self._connect()
-            deadline = time.monotonic() + seconds
+            if seconds:
+                self._ends = offsets(self._consumer.end_offsets, self._places)
+            deadline, taken = time.monotonic() + seconds, 0
             while True:
                 records = fetch(self._consumer, self._answer_ms)
+                taken += len(records)
                 for record in records:
                     self._take(record)
                 # the client may have no position yet
@@ -65,7 +70,8 @@ class Compacted:
                 if done:
                     self._ends = {}  # once is enough, and a topic made anew has others
                 late = time.monotonic() - deadline
-                if late >= MOST_SECONDS or (not records and (done or late >= 0.0)):
+                much = late >= MOST_SECONDS or (self._last is not None and taken >= self._last)
+                if much or (not records and (done or late >= 0.0)):
                     return done
         except BaseException as error:
             self.close()
@@ -87,6 +93,11 @@ class Compacted:
             self._consumer.assign(self._places)
             self._consumer.seek_to_beginning(*self._places)
             self._ends = offsets(self._consumer.end_offsets, self._places)
+            if self._last is not None:
+                begins = offsets(self._consumer.beginning_offsets, self._places)
+                for place, end in self._ends.items():
+                    first = end - self._last // len(self._places)
+                    self._consumer.seek(place, max(begins[place], first))
             self._review(self._ends)
         elif time.monotonic() >= self._review_at:
             self._review(offsets(self._consumer.end_offsets, self._places))

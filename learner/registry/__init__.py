@@ -4,8 +4,7 @@ The only room that imports mlflow, and it does so when a :class:`Registry` is fi
 takes two seconds.
 
 ============  ======================================================================
-versions      a policy becomes a version, an alias moves, old versions are retired
-models        which registered model is a scope's, and what it is called
+versions      a policy becomes a version of its scope's model, an alias moves, old ones are retired
 standing      what the registry says of a scope and of a version
 runs          a candidate's run: figures, parameters, and the model that it becomes
 as_logged     the code that is logged with it, numpy alone

@@ -114,17 +114,6 @@ class Connection:
                 where += f" with the registry at {self.registry_uri}"
             raise RegistryError(f"MLflow at {where} could not {purpose}: {said}") from error
 
-    @contextmanager
-    def gone_or_not(self) -> Iterator[None]:
-        """Pass over it where what is to be deleted is not there any more."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            yield
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-
     def _artifacts(self, name: str) -> str | None:
         """Beside a local database; a server decides for itself."""
         database = self._database

@@ -71,18 +71,6 @@ def last_of(tags: Mapping[str, str], alias: str) -> Move | None:
     return next((move for move in reversed(moves_in(tags)) if move.alias == alias), None)
 
 
-def champions(tags: Mapping[str, str]) -> set[int]:
-    """Versions that were champion, as far as ``tags`` keep the moves."""
-    moved = [move for move in moves_in(tags) if move.alias == "champion"]
-    return {version for move in moved for version in (move.before, move.after) if version}
-
-
-def champions_before(tags: Mapping[str, str], champion: int | None) -> set[int]:
-    """Versions in whose place ``champion`` came, as far as ``tags`` keep the moves."""
-    came = [m for m in moves_in(tags) if m.alias == "champion" and m.after == champion]
-    return {move.before for move in came if move.before is not None}
-
-
 def _read(key: str, value: str) -> Move | None:
     try:
         at = datetime.strptime(key.removeprefix(PREFIX), _FORM).replace(tzinfo=UTC)

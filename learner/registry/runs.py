@@ -13,6 +13,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,16 +34,18 @@ BUNDLE: Final = "artifacts/policy.safetensors"
 EXAMPLES: Final = 3
 
 
-def start(
+def logged(
     connection: Connection,
     policy: Policy,
+    bundle: bytes,
     params: Mapping[str, Any],
     metrics: Mapping[str, float],
     tags: Mapping[str, str],
     window: Mapping[str, Any],
 ) -> Any:
-    """A run under way that holds what is known of ``policy``; whoever asked for it ends it."""
-    from mlflow.entities import Metric, Param
+    """The logged model of ``policy``, of the bytes ``bundle``, in a run that holds what is known of
+    it: its files first, and then the word that it is whole."""
+    from mlflow.entities import LoggedModelOutput, Metric, Param
     from mlflow.utils.time import get_current_time_millis
 
     client, now = connection.client, get_current_time_millis()
@@ -51,6 +54,7 @@ def start(
         run_name=f"{tags.get('origin', 'policy')}, {policy.kind}",
         tags={**tags, SCOPE_TAG: policy.scope, "code": code_version()},
     )
+    run_id = run.info.run_id
     plain = {f"window.{key}": value for key, value in window.items()}
     offsets = plain.pop("window.offsets", {})
     told = {
@@ -62,29 +66,26 @@ def start(
         **plain,
         **{f"window.offset_{partition}": offset for partition, offset in offsets.items()},
     }
-    client.log_batch(
-        run.info.run_id,
-        metrics=[Metric(key, float(value), now, 0) for key, value in metrics.items()],
-        params=[Param(key, str(value)) for key, value in told.items()],
-    )
-    return run
-
-
-def log_model(
-    connection: Connection, run: Any, policy: Policy, bundle: bytes, tags: Mapping[str, str]
-) -> Any:
-    """The run's logged model: its files first, and then the word that it is whole."""
-    from mlflow.entities import LoggedModelOutput
-
-    client, run_id = connection.client, run.info.run_id
-    logged = client.create_logged_model(
-        run.info.experiment_id, "policy", run_id, dict(tags), model_type=policy.kind
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = _write(policy, bundle, Path(folder), logged)
-        client.log_model_artifacts(logged.model_id, str(path))
-    client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
-    return client.finalize_logged_model(logged.model_id, "READY")
+    try:
+        client.log_batch(
+            run_id,
+            metrics=[Metric(key, float(value), now, 0) for key, value in metrics.items()],
+            params=[Param(key, str(value)) for key, value in told.items()],
+        )
+        model = client.create_logged_model(
+            run.info.experiment_id, "policy", run_id, dict(tags), model_type=policy.kind
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            path = _write(policy, bundle, Path(folder), model)
+            client.log_model_artifacts(model.model_id, str(path))
+        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+        model = client.finalize_logged_model(model.model_id, "READY")
+    except Exception:
+        with suppress(Exception):  # what went wrong first is what is told
+            client.set_terminated(run_id, "FAILED")
+        raise
+    client.set_terminated(run_id)
+    return model
 
 
 def description(

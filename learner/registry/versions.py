@@ -7,9 +7,10 @@ and ``champion``, and ``trial`` while nobody else has set it; ``pinned`` is a pe
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +21,9 @@ from decoder.contracts.errors import PolicyRefused, RegistryError
 from decoder.policy.probes import from_bytes, to_bytes
 from learner.registry import moves, runs
 from learner.registry.connection import Connection
-from learner.registry.models import Models
 from learner.registry.standing import (
     LOGGED_TAG,
+    SCOPE_TAG,
     Standing,
     Version,
     digest_of,
@@ -34,13 +35,19 @@ from learner.settings import LearnerSettings
 MODEL_PREFIX: Final = "hvd-payoff-"
 ARTIFACT: Final = runs.BUNDLE
 DIGEST_TAG: Final = "digest"
+PAGE: Final = 100
+DIGITS: Final = 8
+"""Of a scope, in a name that says target and drafter as well."""
+LONGEST: Final = 64
 
 
 class Registry:
     """Versions of policies at one MLflow tracking URI (``sqlite:///...`` or ``http://...``).
 
-    Two deployments with prefixes of their own share a server. Every method raises
-    :class:`RegistryError` when MLflow cannot be reached or refuses.
+    A registered model is a scope's, as its tag ``scope`` says. It is called ``prefix``, target,
+    drafter and the scope's first digits; or ``prefix`` and the scope, as all were once, where
+    workers do not say what they serve. Two deployments with prefixes of their own share a server.
+    Every method raises :class:`RegistryError` when MLflow cannot be reached or refuses.
     """
 
     def __init__(
@@ -50,7 +57,6 @@ class Registry:
         self.tracking_uri = tracking_uri
         self.prefix = prefix
         self._connection = Connection(tracking_uri, registry_uri)
-        self._models = Models(self._connection, prefix)
 
     @classmethod
     def of(cls, settings: LearnerSettings) -> Registry:
@@ -90,22 +96,16 @@ class Registry:
         bundle = to_bytes(replace(policy, version=0, publication=0, share=0.0))
         from_bytes(bundle, policy.scope)
         with self._connection.reaching("register a version"):
-            name, digest = self._models.ensured(policy.scope, tags), digest_of(policy)
+            name, digest = self._ensured(policy.scope, tags), digest_of(policy)
             number = self._version_of(name, digest)
             if number is None:
-                run = runs.start(self._connection, policy, params, metrics, tags, window)
-                run_id = run.info.run_id
-                try:
-                    logged = runs.log_model(self._connection, run, policy, bundle, tags)
-                except Exception:
-                    with suppress(Exception):  # what went wrong first is what is told
-                        self._client.set_terminated(run_id, "FAILED")
-                    raise
-                self._client.set_terminated(run_id)
+                logged = runs.logged(
+                    self._connection, policy, bundle, params, metrics, tags, window
+                )
                 version = self._client.create_model_version(
                     name,
                     source=logged.artifact_location,
-                    run_id=run_id,
+                    run_id=logged.source_run_id,
                     tags={
                         **tags,
                         "kind": policy.kind,
@@ -119,15 +119,9 @@ class Registry:
             self._client.set_registered_model_alias(name, "candidate", str(number))
             return number
 
-    def promote(self, scope: str, version: int, why: Mapping[str, str] = {}) -> None:
-        """Move alias ``champion`` of ``scope`` to ``version``.
-
-        Args:
-            why: ``moved_by`` and ``why``, as of :meth:`move`.
-        """
-        self.move(scope, "champion", version, why.get("moved_by", ""), why.get("why", ""))
-
-    def move(self, scope: str, alias: str, version: int | None, by: str, why: str) -> None:
+    def move(
+        self, scope: str, alias: str, version: int | None, by: str = "", why: str = ""
+    ) -> None:
         """Let ``alias`` of ``scope`` name ``version``, or nothing, and keep who did so and why.
 
         A person's move, which goes over all: its tag comes first, so that a learner that moves the
@@ -198,11 +192,15 @@ class Registry:
             The versions that were deleted, ascending.
         """
         with self._model(scope, "retire versions") as name:
-            held = {int(v.version): v for v in self._models.versions(name)}
+            from mlflow.exceptions import MlflowException
+
+            held = {int(v.version): v for v in self._versions(name)}
             model = self._client.get_registered_model(name)
             named = {alias: int(version) for alias, version in model.aliases.items()}
-            kept = {*named.values(), *moves.champions_before(model.tags, named.get("champion"))}
-            served = moves.champions(model.tags)
+            moved = [m for m in moves.moves_in(model.tags) if m.alias == "champion"]
+            before = {m.before for m in moved if m.after == named.get("champion")}
+            kept = {*named.values(), *before}
+            served = {version for m in moved for version in (m.before, m.after)}
             spare = max(len(held) - keep, 0)
             order = sorted(held, key=lambda version: (version in served, version))
             retired = sorted([version for version in order if version not in kept][:spare])
@@ -210,8 +208,11 @@ class Registry:
                 # The version last: by it, what was cut off in between is found and done again.
                 self._connection.files(held[version].source).delete_artifacts()
                 if LOGGED_TAG in held[version].tags:
-                    with self._connection.gone_or_not():
+                    try:
                         self._client.delete_logged_model(held[version].tags[LOGGED_TAG])
+                    except MlflowException as error:
+                        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                            raise
                 self._client.delete_model_version(name, str(version))
             return retired
 
@@ -224,7 +225,7 @@ class Registry:
         """Every scope that has a registered model under this prefix."""
         found: dict[str, Standing] = {}
         with self._connection.reaching("list models"):
-            for model in self._models.all():
+            for model in self._models(f"name LIKE '{self.prefix}%'"):
                 standing = standing_of(model, self.prefix)
                 found.setdefault(standing.scope, standing)
         return found
@@ -233,7 +234,7 @@ class Registry:
         """All versions of ``scope``, ascending."""
         with self._model(scope, "list versions") as name:
             aliases = self._client.get_registered_model(name).aliases
-            held = [version_of(version, aliases) for version in self._models.versions(name)]
+            held = [version_of(version, aliases) for version in self._versions(name)]
         return sorted(held, key=lambda version: version.number)
 
     def tags(self, scope: str, version: int) -> dict[str, str]:
@@ -281,4 +282,58 @@ class Registry:
     def _model(self, scope: str, purpose: str) -> Iterator[str]:
         """The name of the scope's registered model, at which something is done."""
         with self._connection.reaching(purpose):
-            yield self._models.known(scope)
+            name = self._named(scope)
+            if name is None:
+                raise RegistryError(f"the registry has no model of scope {scope}")
+            yield name
+
+    def _named(self, scope: str) -> str | None:
+        """The name of the scope's registered model, or None where there is none."""
+        names = self._connection.models
+        if scope not in names:
+            tagged = self._models(f"name LIKE '{self.prefix}%' and tags.{SCOPE_TAG} = '{scope}'")
+            of_old = self._models(f"name = '{self.prefix}{scope}'")
+            model = next(tagged, None) or next(of_old, None)
+            if model is None:
+                return None
+            names[scope] = model.name
+        return names[scope]
+
+    def _ensured(self, scope: str, tags: Mapping[str, str]) -> str:
+        """As :meth:`_named`; it is made where there is none, and called after ``tags``."""
+        name = self._named(scope)
+        if name is None:
+            name = self.prefix + scope
+            if tags.get("target"):
+                drafter = _plain(tags.get("drafter", "")) or "no-drafter"
+                what = f"{self.prefix}{_plain(tags['target'])}-{drafter}-"
+                taken = next(self._models(f"name = '{what}{scope[:DIGITS]}'"), None)
+                name = what + (scope[:DIGITS] if taken is None else scope)
+            served = {key: tags[key] for key in ("target", "drafter") if key in tags}
+            self._client.create_registered_model(
+                name, {SCOPE_TAG: scope, **served}, runs.model_description(scope, served)
+            )
+            self._connection.models[scope] = name
+        return name
+
+    def _models(self, filter_string: str) -> Iterator[Any]:
+        found = _pages(self._client.search_registered_models, filter_string)
+        return (m for m in found if m.name.startswith(self.prefix))  # "_" is any letter to LIKE
+
+    def _versions(self, name: str) -> Iterator[Any]:
+        return _pages(self._client.search_model_versions, f"name = '{name}'")
+
+
+def _pages(search: Any, filter_string: str) -> Iterator[Any]:
+    token = None
+    while True:
+        page = search(filter_string, max_results=PAGE, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _plain(name: str) -> str:
+    """``name`` as part of a model's: what a URL and a shell leave as it is."""
+    return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.")[:LONGEST]

@@ -189,10 +189,7 @@ def _move(model: Model, alias: str, number: int | None, why: str) -> dict[str, A
     registry, scope = model.registry, model.scope
     if number is not None:
         registry.load(scope, number)  # refuses what no worker could read
-    if alias == "champion" and number is not None:
-        registry.promote(scope, number, {"moved_by": person(), "why": why})
-    else:
-        registry.move(scope, alias, number, person(), why)
+    registry.move(scope, alias, number, person(), why)
     ends = {"from": getattr(model.standing, alias), "to": number}
     told = {"name": model.standing.name, "scope": scope, "alias": alias, **ends}
     return told | {"served": registry.standing(scope).served}

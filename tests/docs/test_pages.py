@@ -164,7 +164,7 @@ def test_the_tutorial_of_mlflow_says_what_it_prints(
     first = replace(first_policy(SCOPE), role=FIRST)
     registry = Registry(uri)
     registry.register(replace(first, role="champion"), tags={**tags, "origin": "first"})
-    registry.promote(SCOPE, 1, {"moved_by": "learner", "why": "the first of its scope"})
+    registry.move(SCOPE, "champion", 1, "learner", "the first of its scope")
     (tmp_path / "mine.safetensors").write_bytes(to_bytes(replace(first, threshold=2.5)))
     monkeypatch.chdir(tmp_path)
     for console in (command.out, command.err):  # COLUMNS was read at import

@@ -115,7 +115,7 @@ def store(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("standing")
     shutil.copy(empty_store, folder)
     registry = Registry(f"sqlite:///{folder / 'mlflow.db'}")
-    registry.promote(SCOPE, registry.register(SERVED))
+    registry.move(SCOPE, "champion", registry.register(SERVED))
     registry.register(OTHER)
     return folder / "mlflow.db"
 

@@ -15,8 +15,10 @@ from decoder.contracts.events import DraftEvent, Origin, encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, STATUS, Topic
+from learner.checkpoint import pack, unpack
 from learner.loop import Learner
 from learner.registry import Registry
+from learner.scope import Scope
 from learner.settings import LearnerSettings
 from tests.conftest import until
 
@@ -111,7 +113,15 @@ def stop(learner: Learner) -> None:
 
 
 def plain(tree: Any) -> Any:
-    """What is to be saved, arrays as their bytes: to be compared."""
+    """What was read of a file, arrays as their bytes: to be compared."""
     if isinstance(tree, dict):
         return {name: plain(each) for name, each in tree.items()}
+    if isinstance(tree, list):
+        return [plain(each) for each in tree]
     return (tree.dtype, tree.tobytes()) if isinstance(tree, np.ndarray) else tree
+
+
+def kept(scope: Scope) -> Any:
+    """All that a scope is, as files hold it."""
+    rows = vars(scope.buffer.recent(scope.buffer.total))
+    return plain(unpack(pack({**scope.snapshot(), "rows": dict(rows)})))

@@ -12,7 +12,7 @@ from decoder.contracts.errors import SettingsError
 from learner import checkpoint, state
 from learner.home import holder_of, occupied
 from learner.scopes import Scopes
-from learner.sequences import Known, Lately
+from learner.sequences import Sequences
 from learner.settings import LearnerSettings
 
 ARRAYS = {"ids": np.arange(5, dtype=np.uint64), "flags": np.array([True, False])}
@@ -97,12 +97,14 @@ def test_what_was_read_of_another_topic_says_nothing_of_this_one(tmp_path: Path)
     lessons = LearnerSettings(state_dir=tmp_path, intake="lessons")
     state.save(own, state.State(Scopes(own), offsets={0: 7}))
     assert state.resumed(own).offsets == {0: 7} and not state.resumed(lessons).offsets
-    held = state.State(Scopes(lessons), offsets={1: 9}, sequences=Known([("a", 0, 3, 4)]))
+    known = Sequences()
+    assert known.admit_lesson("a", 0, 3) and known.admit("b", 0, 0)
+    held = state.State(Scopes(lessons), offsets={1: 9}, sequences=known)
     state.save(lessons, held)
     resumed = state.resumed(lessons)
     assert resumed.offsets == {1: 9} and not state.resumed(own).offsets
-    known = Lately(resumed.sequences)
-    assert not known.admit("a", 0, 3) and known.admit("a", 0, 9)
+    known = resumed.sequences
+    assert not known.admit_lesson("a", 0, 3) and known.admit_lesson("a", 0, 9)
 
 
 def test_a_second_learner_in_the_same_folder_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def won(contested: Contest, seat: int, clusters: int, number: float = 1.0, born:
 
 
 def test_a_contestant_is_judged_by_sessions_that_began_after_it_was_made() -> None:
-    contested = Contest(COUNTING)
+    contested = Contest(COUNTING, COUNTING)
     contested.seats[0] = one = Contestant(learned(), 64, "quick")
     won(contested, 0, 50, born=63)
     assert one.judged == 0 and contested.passed() == []
@@ -43,7 +43,7 @@ def test_a_contestant_is_judged_by_sessions_that_began_after_it_was_made() -> No
 
 
 def test_a_better_policy_is_ahead_on_nearly_every_block() -> None:
-    contested = Contest(COUNTING)
+    contested = Contest(COUNTING, COUNTING)
     contested.seats[1] = Contestant(learned(), 0, "quick")
     ahead = contested.advantages(ROWS, COSTS)
     assert ahead[:, 1].mean() > 0.05 and not ahead[:, [0, 2, FIRST]].any()
@@ -55,14 +55,14 @@ def test_no_draft_loses_more_than_it_was_said_to_whatever_becomes_of_it(part: fl
     rows = replace(ROWS, rate=np.full(len(ROWS), 2.0, np.float32))
     other = replace(rows, accepted=np.floor(part * ROWS.draft_len).astype(np.float32))
     for champion, mine in ((COUNTING, learned()), (learned(), COUNTING)):
-        contested = Contest(champion)
+        contested = Contest(champion, champion)
         contested.seats[0] = Contestant(mine, 0, "quick")
         exposed = contested.advantages(rows, COSTS)[:, SEATS]
         assert (contested.advantages(other, COSTS)[:, 0] >= -exposed - 1e-9).all()
 
 
 def test_evidence_against_one_champion_is_none_against_the_next() -> None:
-    contested = Contest(COUNTING)
+    contested = Contest(COUNTING, COUNTING)
     contested.seats[0] = Contestant(learned(), 0, "quick")
     won(contested, 0, 50)
     contested.crown(replace(learned(), version=3), 500)
@@ -72,7 +72,7 @@ def test_evidence_against_one_champion_is_none_against_the_next() -> None:
 
 
 def test_who_has_no_hope_or_is_old_makes_room() -> None:
-    assert Contest(COUNTING).vacant() == 0
+    assert Contest(COUNTING, COUNTING).vacant() == 0
     contested = _seated()
     assert contested.vacant() is None
     won(contested, 2, AGES[0] - 1, -3.0)
@@ -89,7 +89,7 @@ def test_who_has_no_hope_or_is_old_makes_room() -> None:
 def test_a_champion_that_foresees_no_number_falls_to_any_that_does(value: float) -> None:
     weight, bias = learned().layers[0]
     broken = replace(learned(), layers=((weight, np.full_like(bias, value)), *learned().layers[1:]))
-    contested = Contest(COUNTING)
+    contested = Contest(COUNTING, COUNTING)
     contested.crown(broken, 0)
     contested.seats[0] = Contestant(learned(), 0, "quick")
     ahead = contested.advantages(ROWS, COSTS)
@@ -103,13 +103,13 @@ def test_a_name_or_a_version_makes_no_other_policy() -> None:
 
 
 def _seated() -> Contest:
-    contested = Contest(COUNTING)
+    contested = Contest(COUNTING, COUNTING)
     contested.seats[:FIRST] = [Contestant(learned(), 0, "quick") for _ in range(FIRST)]
     return contested
 
 
 def test_absurd_numbers_count_no_more_than_a_draft_can() -> None:
-    contested = Contest(COUNTING)
+    contested = Contest(COUNTING, COUNTING)
     contested.seats[0] = Contestant(learned(), 0, "quick")
     rows = ROWS.take(np.arange(8))
     rows.features[:, 0], rows.rate[:] = 1e9, [1e-9, -1e12, 1e12, 0.0, 1e-30, 2.0, np.nan, 1.0]
@@ -118,7 +118,7 @@ def test_absurd_numbers_count_no_more_than_a_draft_can() -> None:
 
 
 def test_policies_that_choose_alike_are_level_without_noise() -> None:
-    contested = Contest(learned())
+    contested = Contest(learned(), learned())
     contested.seats[0] = Contestant(replace(learned(), version=2), 0, "quick")
     contested.seats[FIRST] = Contestant(replace(learned(), version=3), 0, "first")
     found = contested.advantages(ROWS, COSTS)

@@ -30,7 +30,7 @@ SKEWS = [(0.1, 9.0), (0.03, 32.4), (0.01, 99.0)]
 
 
 def contested() -> Contest:
-    found = Contest(frequency_policy("s"))
+    found = Contest(frequency_policy("s"), frequency_policy("s"))
     found.seats[0] = Contestant(frequency_policy("s", 3.0), 0, "quick")
     return found
 
@@ -109,7 +109,7 @@ def test_every_row_is_in_one_cluster_or_waits(sessions: list[int]) -> None:
     found = Clusters(2)
     closed = fed(found, sessions)
     whole = len(sessions)
-    waiting = found.snapshot()["counts"][:, 1].sum()
+    waiting = sum(rows for _, rows, _ in found.open.values())
     assert sum(c.rows for c in closed) + waiting == whole
     assert all(c.sums[0] == c.rows for c in closed)
     assert max((c.rows for c in closed), default=0) < CAP + BLOCK
@@ -143,8 +143,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clusters, "SESSIONS", 50)
     found = Clusters(2)
     fed(found, list(range(1_000)))
-    arrays = found.snapshot()
-    assert len(arrays["open"]) <= 20 and len(arrays["sessions"]) <= 50
+    assert len(found.open) <= 20 and len(found.born) <= 50
 
 
 def alarms_of(detector: Detector, numbers: np.ndarray) -> list[Alarm]:

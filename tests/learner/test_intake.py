@@ -19,7 +19,6 @@ from learner.lessons import Intake, encode_lessons, lessons_of
 from learner.publish import DeadLetters
 from learner.rows import COLUMNS
 from learner.scope import Scope
-from learner.sequences import Lately
 from learner.settings import LearnerSettings
 from learner.source import Fetched
 from pipelines.machine import free_port
@@ -102,7 +101,7 @@ def test_the_extremes_of_every_number_are_learned_from_or_refused(intake: Intake
         scope.feed(admitted.rows)
     assert scope.total == before + len(EVENTS)
     assert all(np.isfinite(each.weights).all() for each in scope.learners.trainers)
-    assert np.isfinite(scope.snapshot()["clusters"]["sums"]).all()
+    assert all(np.isfinite(sums).all() for _, _, sums in scope._clusters.open.values())
 
 
 @pytest.mark.parametrize(
@@ -156,15 +155,19 @@ def test_a_lesson_holds_what_a_learner_would_have_taken_of_the_drafts_itself(sha
     lesson = lessons_of(fetched(wire), {}, 1e9)
     for name in COLUMNS:
         assert getattr(lesson.rows, name).tobytes() == getattr(own.rows, name).tobytes(), name
-    assert (lesson.scope, lesson.life, lesson.sequence) == (own.scope, own.life, own.sequence)
+    assert (lesson.scope, lesson.batch.origin, lesson.batch.sequence) == (
+        own.scope,
+        own.batch.origin,
+        own.batch.sequence,
+    )
     assert lesson.drafts == len(own.rows) / share and lesson.batch.source == Source(2, 7, share)
 
 
 def test_a_lesson_is_known_again_whatever_lies_between_and_whoever_goes_on() -> None:
     sent = [relayed(value) for value in batches(EVENTS, size=10)][::3]  # the others teach nothing
-    first = Intake(Kept(), Lately(), relayed=True)
+    first = Intake(Kept(), relayed=True)
     assert all(first.admit(fetched(value or b"", n)) for n, value in enumerate(sent[:4]))
-    again = Intake(Kept(), Lately(first.sequences.known()), relayed=True)
+    again = Intake(Kept(), first.sequences, relayed=True)
     admitted = [
         again.admit(fetched(value or b"", 50 + n)) is not None for n, value in enumerate(sent)
     ]
@@ -173,7 +176,7 @@ def test_a_lesson_is_known_again_whatever_lies_between_and_whoever_goes_on() -> 
 
 
 def test_nothing_on_the_topic_of_lessons_ends_an_intake_and_drafts_are_no_lessons() -> None:
-    intake = Intake(Kept(), Lately(), relayed=True)
+    intake = Intake(Kept(), relayed=True)
     wire = json.loads(relayed(encode_batch(EVENTS[:8], ORIGIN, 0)) or b"")
     wrong: list[Any] = [-1, 2**70, 0.5, 1e-320, "1", None, [], {}]
     sources = [{**wire["source"], name: w} for name in wire["source"] for w in wrong if w != 0.5]

@@ -91,13 +91,14 @@ def state_of(folder: Path) -> dict[str, Any]:
     """All that a checkpoint holds, but for how its files are called."""
     tree = checkpoint.load(folder / "checkpoint.safetensors")
     assert tree is not None
-    del tree["serial"], tree["marks"]  # they hang on the clock
-    for name, entry in tree["scopes"]:
-        tree[name] = checkpoint.read(folder / "scopes" / entry.pop("file"))
+    del tree["scopes"]["serial"], tree["marks"]  # they hang on the clock
+    for name, entry in tree["scopes"]["entries"].items():
         parts = [checkpoint.read(folder / "scopes" / file) for file, *_ in entry.pop("rows")]
-        for column in parts[0]:  # when it was saved says in how many files they lie
-            held = np.concatenate([part[column] for part in parts])[-BUFFER:]
-            tree[name]["buffer"]["rows"][column] = held
+        # when it was saved says in how many files they lie
+        tree[name] = checkpoint.read(folder / "scopes" / entry.pop("file")) | {
+            column: np.concatenate([part[column] for part in parts])[-BUFFER:]
+            for column in parts[0]
+        }
     return plain(tree)
 
 

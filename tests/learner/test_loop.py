@@ -110,13 +110,13 @@ def test_a_person_moves_pins_and_unpins(bare: Stage) -> None:
         last = learner.publisher.published.last(SCOPE)
         return 0 if last is None else last.version
 
-    bare.registry.promote(SCOPE, 2)
+    bare.registry.move(SCOPE, "champion", 2)
     step_until(learner, lambda: published() == 2)
-    bare.registry.promote(SCOPE, 1)
+    bare.registry.move(SCOPE, "champion", 1)
     step_until(learner, lambda: published() == 1)
     bare.name("pinned", 3)
     step_until(learner, lambda: published() == 3)
-    bare.registry.promote(SCOPE, 2)
+    bare.registry.move(SCOPE, "champion", 2)
     step_until(learner, lambda: learner.standings[SCOPE].champion == 2)
     bare.name("pinned", None)
     step_until(learner, lambda: published() == 2)
@@ -133,7 +133,7 @@ def test_a_rollback_while_a_candidate_is_registered_stands(
 ) -> None:
     produce(bare.kafka, batches(EVENTS[:300]))
     bare.registry.register(random_policy(seed=5, scope=SCOPE))
-    bare.registry.promote(SCOPE, 1)
+    bare.registry.move(SCOPE, "champion", 1)
     other = bare.registry.register(random_policy(seed=6, scope=SCOPE))
     learner = bare.learner("off")
     step_until(learner, lambda: total_of(learner) == 300 and version_of(learner) == 1)
@@ -141,7 +141,7 @@ def test_a_rollback_while_a_candidate_is_registered_stands(
 
     def moved_meanwhile(*args: object, **kwargs: object) -> int:
         version = through(*args, **kwargs)  # type: ignore[arg-type]
-        bare.registry.promote(SCOPE, other)  # a person, between the learner's two looks
+        bare.registry.move(SCOPE, "champion", other)  # a person, between the learner's two looks
         return version
 
     monkeypatch.setattr(learner.registrar._registry, "register", moved_meanwhile)
@@ -247,12 +247,14 @@ def test_one_unusable_registration_does_not_cost_the_checkpoint(
     scopes = Scopes(settings)
     scopes.of(SCOPE, 3)
     sound = Registration(random_policy(1, SCOPE))
-    spoilt = Registration(replace(sound.policy, threshold=float("nan")), against="x")
+    spoilt = Registration(replace(sound.policy, threshold="six"), against="x")  # type: ignore[arg-type]
     numbers = {policy_key(SCOPE, "champion"): 7_000_003}
     rollouts = {"old": Rollout(champion="five"), SCOPE: Rollout(champion=5)}  # type: ignore[arg-type]
     state.save(
         settings,
-        state.State(scopes, [spoilt, sound], rollouts, offsets={0: 5}, published=numbers),
+        state.State(
+            scopes, waiting=[spoilt, sound], rollouts=rollouts, offsets={0: 5}, published=numbers
+        ),
     )
     again = state.resumed(settings)
     assert again.rollouts == {SCOPE: Rollout(champion=5)}

@@ -129,7 +129,7 @@ class Place:
         self.registry, self.persons = Registry(front.url), Registry(server)
         for seed in range(3):
             self.persons.register(random_policy(seed, self.scope, 0))
-        self.persons.promote(self.scope, 1, {"moved_by": "learner-a", "why": "the first"})
+        self.persons.move(self.scope, "champion", 1, "learner-a", "the first")
         self.registry.standing(self.scope)  # what a registry remembers of a server, it does
 
     def stand_again(self) -> None:
@@ -304,7 +304,7 @@ def test_a_password_is_not_kept(home: Path, front: Front, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO)
     mine = front.url.replace("://", "://anna:hunter2@")
     registry = Registry(mine)
-    registry.promote("secret", registry.register(random_policy(1, "secret", 0)))
+    registry.move("secret", "champion", registry.register(random_policy(1, "secret", 0)))
     assert registry.load("secret", 1).version == 1
     with pytest.raises(RegistryError) as refused:
         registry.load("secret", 9)
@@ -330,7 +330,7 @@ def test_a_registry_that_lacks_what_a_learner_needs_says_so_in_one_sentence(
     Registry(server).register(random_policy(1, kind, 0))
     theirs = Registry(registry.tracking_uri, registry_uri=kind)
     with pytest.raises(RegistryError) as told:
-        theirs.promote(kind, 1)
+        theirs.move(kind, "champion", 1)
     assert lacks in str(told.value) and "HVD_LEARNER_MLFLOW_REGISTRY_URI" in str(told.value)
     assert "\n" not in str(told.value) and "hunter2" not in str(told.value)
     assert Registry(server).standing(kind).champion is None

@@ -22,7 +22,9 @@ def test_versions_lie_in_the_registry_and_their_runs_with_the_tracking_server(
 ) -> None:
     server = f"sqlite:///{shutil.copy(empty_store, tmp_path / 'runs.db')}"
     apart = Registry(server, registry_uri=registry.tracking_uri)
-    apart.promote("apart", apart.register(random_policy(1, "apart", 0), metrics={"mae": 1.5}))
+    apart.move(
+        "apart", "champion", apart.register(random_policy(1, "apart", 0), metrics={"mae": 1.5})
+    )
     assert apart.load("apart", 1).version == 1
     (version,) = apart.versions("apart")
     assert client_of(Registry(server)).get_run(version.run).data.metrics == {"mae": 1.5}

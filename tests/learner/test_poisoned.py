@@ -93,7 +93,7 @@ def test_whoever_makes_scopes_up_makes_nobody_wait_where_no_status_can_be_read(
         asked.append(now[0])
         raise KafkaError
 
-    monkeypatch.setattr(workers, "open_consumer", refused)
+    monkeypatch.setattr("decoder.kafka.compacted.open_consumer", refused)
     monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
     known = workers.Workers(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
     for _ in range(300):

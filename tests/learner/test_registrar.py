@@ -48,7 +48,7 @@ def test_what_is_not_ours_waits(desk: Registrar) -> None:
 
 def test_winners_wait_while_a_version_is_pinned(desk: Registrar, registry: Registry) -> None:
     first = registry.register(FIRST)
-    registry.promote("ab12", first)
+    registry.move("ab12", "champion", first)
     name = registry.standing("ab12").name
     client_of(registry).set_registered_model_alias(name, "pinned", str(first))
     desk.start()
@@ -65,7 +65,7 @@ def test_a_damaged_champion_is_no_obstacle(
     desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged = registry.register(random_policy(5, "ab12"))
-    registry.promote("ab12", damaged)
+    registry.move("ab12", "champion", damaged)
     held = client_of(registry).get_model_version(registry.standing("ab12").name, str(damaged))
     bundle = Path(str(held.source).removeprefix("file://")) / ARTIFACT
     bundle.write_bytes(b"spoilt")
@@ -82,7 +82,7 @@ def test_a_champion_that_could_not_be_read_for_a_moment_stands(
     desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = registry.register(random_policy(5, "ab12"))
-    registry.promote("ab12", other)
+    registry.move("ab12", "champion", other)
     load, away = registry.load, iter([RegistryError("the artefact's server does not answer")])
 
     def loaded(*asked: Any) -> Any:
@@ -104,7 +104,7 @@ def test_a_champion_that_could_not_be_read_for_a_moment_stands(
 def test_what_nobody_could_read_is_dropped(
     desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    registry.promote("ab12", registry.register(FIRST))
+    registry.move("ab12", "champion", registry.register(FIRST))
     desk.hand(Registration(replace(WINNER, threshold=float("nan")), against=digest_of(FIRST)))
     desk.start()
     until(lambda: not desk.waiting())
@@ -136,7 +136,7 @@ def test_what_mlflow_refuses_for_good_is_tried_for_itself_and_stands_in_nobodys_
         return through(policy, *args)  # type: ignore[arg-type]
 
     MINE.add("cd34")
-    registry.promote("ab12", through(FIRST))
+    registry.move("ab12", "champion", through(FIRST))
     monkeypatch.setattr(registry, "register", refuse)
     monkeypatch.setattr(registrar, "carry_out", refuse)
     desk.hand(Registration(WINNER, against=digest_of(FIRST)))
@@ -166,7 +166,7 @@ def standing(registry: Registry) -> Registry:
     """Version 1 is champion of standing."""
     for seed in range(3):
         registry.register(random_policy(seed, scope="ab12"))
-    registry.promote("ab12", 1)
+    registry.move("ab12", "champion", 1)
     return registry
 
 
@@ -231,7 +231,7 @@ def test_nothing_is_tried_while_a_person_tries_or_for_a_while_after_a_roll_back(
 
 
 def test_what_a_person_did_is_not_signed_by_the_learner(standing: Registry) -> None:
-    standing.promote("ab12", 3, {"moved_by": "anna", "why": "it looks good"})
+    standing.move("ab12", "champion", 3, "anna", "it looks good")
     assert not carry_out(standing, move(over=1, to=3)).refusal
     assert {v.number: v.tags for v in standing.versions("ab12")}[3]["moved_by"] == "anna"
     standing.move("ab12", "trial", 2, "learner-a", "won")
@@ -240,15 +240,15 @@ def test_what_a_person_did_is_not_signed_by_the_learner(standing: Registry) -> N
 
 
 def test_the_way_back_to_the_first_policy_is_its_version(standing: Registry) -> None:
-    standing.promote("ab12", 3)
+    standing.move("ab12", "champion", 3)
     first = random_policy(0, scope="ab12")
     done = carry_out(standing, move(over=3, to=2, first=first))
     assert not done.refusal and standing.standing("ab12").champion == 1
-    standing.promote("ab12", 3)
+    standing.move("ab12", "champion", 3)
     anew = move(over=3, to=2, first=random_policy(9, scope="ab12"))
     assert not carry_out(standing, anew).refusal, "as after an upgrade that brings another"
     assert standing.standing("ab12").champion == 4 == standing.find(random_policy(9, scope="ab12"))
-    standing.promote("ab12", 2)
+    standing.move("ab12", "champion", 2)
     assert "version 2" in carry_out(standing, replace(anew, first=random_policy(8, "ab12"))).refusal
     client_of(standing).delete_registered_model_alias(standing.standing("ab12").name, "champion")
     assert (

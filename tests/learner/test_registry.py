@@ -13,7 +13,7 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import RegistryError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.estimate import predict
-from learner.registry import ARTIFACT, Registry, Standing, digest_of, models, moves
+from learner.registry import ARTIFACT, Registry, Standing, digest_of, moves, versions
 from learner.registry.standing import LOGGED_TAG
 from tests.conftest import random_policy
 from tests.learner.stage import WARNINGS, champion_of, client_of
@@ -50,7 +50,7 @@ def test_register_promote_and_roll_back(registry: Registry) -> None:
     assert run.data.metrics == {"mae": 0.5} and run.data.params["window.events"] == "9"
     assert run.info.status == "FINISHED" and run.data.tags["verdict"] == "x"
     for version in (2, 1):
-        registry.promote("ab12", version)
+        registry.move("ab12", "champion", version)
         champion = champion_of(registry, "ab12")
         assert champion is not None and champion.version == version
     assert np.array_equal(predict(champion, PROBES), predict(policy, PROBES))
@@ -61,8 +61,8 @@ def test_history_says_who_moved_what_and_forgets_the_oldest(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registered(registry, 2)
-    registry.promote("ab12", 1, {"moved_by": "learner", "why": "the first"})
-    registry.promote("ab12", 2, {"moved_by": "learner", "why": "won"})
+    registry.move("ab12", "champion", 1, "learner", "the first")
+    registry.move("ab12", "champion", 2, "learner", "won")
     registry.move("ab12", "pinned", 1, "anna", "looks wrong")
     registry.move("ab12", "pinned", None, "anna", "")
     name = registry.standing("ab12").name
@@ -78,7 +78,7 @@ def test_history_says_who_moved_what_and_forgets_the_oldest(
     assert registry.standing("ab12") == Standing("ab12", champion=2)
     monkeypatch.setattr(moves, "KEPT", 2)
     for version in (1, 2, 1):
-        registry.promote("ab12", version)
+        registry.move("ab12", "champion", version)
     kept = [move.alias for move in registry.history("ab12")]
     assert kept.count("champion") <= 3 and kept.count("pinned") == 2, "of each alias its own"
 
@@ -86,9 +86,9 @@ def test_history_says_who_moved_what_and_forgets_the_oldest(
 def test_the_oldest_without_alias_are_retired_artefacts_and_all(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "PAGE", 2)
+    monkeypatch.setattr(versions, "PAGE", 2)
     policies = registered(registry, 6)
-    registry.promote("ab12", 1)
+    registry.move("ab12", "champion", 1)
     client, name = client_of(registry), registry.standing("ab12").name
     client.set_registered_model_alias(name, "trial", "3")
     assert registry.standing("ab12") == Standing("ab12", champion=1, trial=3)
@@ -133,7 +133,7 @@ def test_who_never_was_champion_is_retired_first_and_the_champion_before_never(
 ) -> None:
     registered(registry, 5)
     for version in (1, 2, 4):
-        registry.promote("ab12", version)
+        registry.move("ab12", "champion", version)
     assert registry.retire("ab12", 4) == [3]
     assert registry.retire("ab12", 1) == [1], "2 was champion before 4; 5 is the last candidate"
     assert registry.find(random_policy(1, scope="ab12")) == 2
@@ -174,7 +174,7 @@ def test_a_kill_on_the_way_leaves_no_version_without_its_artefact(
 
 
 def test_models_are_read_page_by_page(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "PAGE", 3)
+    monkeypatch.setattr(versions, "PAGE", 3)
     for number in range(8):
         client_of(registry).create_registered_model(f"{registry.prefix}s{number}")
     assert sorted(registry.standings()) == [f"s{number}" for number in range(8)]
@@ -193,7 +193,7 @@ def test_two_deployments_share_a_server(registry: Registry) -> None:
 def test_a_tampered_artefact_is_refused(registry: Registry, harm: str) -> None:
     policy = random_policy(scope="ab12")
     version = registry.register(policy)
-    registry.promote("ab12", version)
+    registry.move("ab12", "champion", version)
     path = artefact(registry, policy, version)
     data = bytearray(path.read_bytes())
     if harm == "flip":
@@ -216,7 +216,7 @@ def test_what_cannot_be_found_is_one_sentence(registry: Registry) -> None:
         lambda: registry.load("ab12", 9),
         lambda: registry.standing("cd34"),
         lambda: registry.move_over("ab12", "champion", None, 9, "l", ""),
-        lambda: registry.promote("ab12", 9),
+        lambda: registry.move("ab12", "champion", 9),
     ):
         with pytest.raises(RegistryError) as told:
             ask()

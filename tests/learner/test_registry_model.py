@@ -56,7 +56,7 @@ POLICIES = (first_policy(SCOPE), random_policy(scope=SCOPE), frequency_policy(SC
 
 @pytest.mark.parametrize("policy", POLICIES, ids=["survival", "payoff", "frequency"])
 def test_a_loaded_version_expects_what_the_policy_expects(here: Registry, policy: Policy) -> None:
-    here.promote(SCOPE, here.register(policy, tags=SERVED))
+    here.move(SCOPE, "champion", here.register(policy, tags=SERVED))
     model = mlflow.pyfunc.load_model(f"models:/{NAME}@champion")
     rows, names = drafts(), model.metadata.get_input_schema().input_names()
     assert tuple(names) == FEATURES

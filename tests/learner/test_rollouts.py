@@ -110,7 +110,7 @@ def test_one_that_is_forced_through_is_rolled_back_though_a_lease_is_lost_in_mid
     step_until(learner, lambda: SCOPE in learner.rollouts.of)
     step_until(learner, lambda: learner.rollouts.of[SCOPE].champion == 1)
     step_until(learner, lambda: learner.scopes.awake[SCOPE].version == 1)
-    stage.registry.promote(SCOPE, 2, {"moved_by": "somebody", "why": "it looks good"})
+    stage.registry.move(SCOPE, "champion", 2, "somebody", "it looks good")
     crew = stage.workers({2: 0.8})
     with monkeypatch.context() as lost:
         lost.setattr(learner.registrar, "_may", lambda scope: False)
@@ -171,7 +171,7 @@ def test_whoever_approves_reads_the_figures_and_moves_the_alias(stage: Stage) ->
     assert stage.standing.champion == 1
     assert float(stage.tags(3)["trial_low"]) > 0.97
     crew.rates = {3: 0.8}
-    stage.registry.promote(SCOPE, 3)
+    stage.registry.move(SCOPE, "champion", 3)
     work(learner, stage.tagged(3, watch="found slower"), crew)
     step_until(learner, lambda: on_trial(learner) == 0)
     stop(learner)
@@ -213,7 +213,7 @@ def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
     for _ in range(5):
         two.step()
     assert not two.rollouts.busy(SCOPE), "what it would have proposed was tried already"
-    stage.registry.promote(SCOPE, 2)
+    stage.registry.move(SCOPE, "champion", 2)
     step_until(two, lambda: two.publisher.published.term(SCOPE) > 1)
     # what the first sends when it wakes has another number, and a lower one
     with pytest.raises(BrokerError, match="later term"):

@@ -12,9 +12,9 @@ from decoder.contracts.events import Origin, decode_batch, encode_batch
 from decoder.contracts.trials import HOLDOUT_SIDES, OWN_DRAFTS, SUFFIX
 from decoder.trial.sides import STOCK
 from learner import sequences
-from learner.buffer import Buffer
+from learner.checkpoint import made, pack, unpack
 from learner.lessons import lessons_of
-from learner.rows import COLUMNS, Rows, from_batch, from_events
+from learner.rows import COLUMNS, Buffer, Rows, from_batch, from_events
 from learner.sequences import Sequences
 from learner.shares import Shares
 from learner.source import Fetched
@@ -90,10 +90,10 @@ def test_keeps_the_newest(n: int, capacity: int) -> None:
     assert same(buffer.recent(7), ROWS.take(np.arange(n - min(held, 7), n)))
 
 
-def test_comes_back_from_a_snapshot_into_any_size() -> None:
+def test_goes_on_in_any_size() -> None:
     buffer = filled(120)
     for capacity in (120, 60, 500):
-        again = Buffer.restored(buffer.snapshot(), capacity)
+        again = Buffer(capacity, buffer.recent(120), buffer.total)
         held = min(120, capacity)
         assert (again.total, len(again)) == (300, held)
         assert same(again.recent(held), buffer.recent(held))
@@ -162,7 +162,7 @@ def test_gaps_and_duplicates_are_counted_for_each_life_and_partition() -> None:
     ):  # fmt: skip
         read.admit(life, partition, sequence)
     assert (read.missing, read.duplicates) == (2, 2)
-    again = Sequences(read.known())
+    again = made(Sequences, unpack(pack({"read": read}))["read"])
     again.admit("a", 0, 10)
     again.admit("b", 0, 4)
     again.admit("a", 1, 0)
@@ -174,7 +174,7 @@ def test_lives_not_heard_of_for_long_are_forgotten(monkeypatch) -> None:
     read = Sequences()
     for number in range(10):
         read.admit(f"life-{number}", 0, 0)
-    assert [life for life, *_ in read.known().runs] == ["life-7", "life-8", "life-9"]
+    assert [*read.came] == ["life-7", "life-8", "life-9"]
 
 
 def test_a_life_counts_once_however_many_partitions_it_writes(
@@ -186,7 +186,7 @@ def test_a_life_counts_once_however_many_partitions_it_writes(
         for life in "abc":
             assert all(read.admit(life, partition, sequence) for partition in range(20))
     assert not read.admit("a", 0, 1) and (read.missing, read.duplicates) == (0, 1)
-    assert len(read.known().runs) == 60 == len(Sequences(read.known()).known().runs)
+    assert [len(places) for places in read.came.values()] == [20, 20, 20]
 
 
 def test_a_number_from_far_ahead_silences_nobody_however_often_one_is_forged() -> None:
@@ -195,5 +195,5 @@ def test_a_number_from_far_ahead_silences_nobody_however_often_one_is_forged() -
         assert read.admit("a", 0, sequence)
         for forged in (2**53 - sequence, 2**40 + 2 * sequence):
             read.admit("a", 0, forged)
-        read = Sequences(read.known())
-    assert read.missing < 1_000 and len(read.known().runs) <= sequences.RUNS
+        read = made(Sequences, unpack(pack({"read": read}))["read"])
+    assert read.missing < 1_000 and len(read.came["a"][0]) <= sequences.RUNS

@@ -21,7 +21,7 @@ from learner.rows import Rows, from_events, joined
 from learner.scope import BLOCK, Scope
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
-from tests.learner.stream import plain
+from tests.learner.stream import kept
 from tests.learner.traffic import Traffic
 
 SETTINGS = LearnerSettings(buffer_events=2_000, min_events=200, candidate_every=128)
@@ -68,8 +68,9 @@ def test_neither_the_reading_nor_a_restart_changes_anything(sizes: Sequence[int]
         alarms += pieces.feed(rows.take(np.arange(at, min(at + size, len(rows)))))
         at, n = at + size, n + 1
         if n % 5 == 0 and len(sizes) > 1:
-            pieces = Scope.restored("s", SETTINGS, pieces.snapshot())
-    assert plain(pieces.snapshot()) == plain(whole.snapshot()) and alarms == expected
+            told = checkpoint.unpack(checkpoint.pack(pieces.snapshot()))
+            pieces = Scope.restored("s", SETTINGS, told, pieces.buffer.recent(2_000))
+    assert kept(pieces) == kept(whole) and alarms == expected
     mine, theirs = pieces.candidate(), whole.candidate()
     assert (mine is None) == (theirs is None)
 
@@ -143,16 +144,16 @@ def settings_in(folder: Path) -> LearnerSettings:
 
 
 def test_a_scope_that_rested_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
-    kept, never = Scopes(settings_in(tmp_path / "a")), Scopes(settings_in(tmp_path / "b"))
+    rested, never = Scopes(settings_in(tmp_path / "a")), Scopes(settings_in(tmp_path / "b"))
     for cut in range(0, 200, 25):
         part = FEW_ROWS.take(np.arange(cut, cut + 25))
-        kept.of("mine", 25).feed(part)
+        rested.of("mine", 25).feed(part)
         for other in "abc":
-            kept.of(other, 25).feed(part)
-        assert "mine" not in kept.awake and len(kept.awake) == 3
+            rested.of(other, 25).feed(part)
+        assert "mine" not in rested.awake and len(rested.awake) == 3
         never.of("mine", 25).feed(part)
-    assert kept.entries["mine"].events == 200
-    assert plain(kept.of("mine").snapshot()) == plain(never.of("mine").snapshot())
+    assert rested.entries["mine"].events == 200
+    assert kept(rested.of("mine")) == kept(never.of("mine"))
 
 
 def test_a_checkpoint_adds_what_came_and_never_writes_the_buffer_anew(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_checkpoint_adds_what_came_and_never_writes_the_buffer_anew(tmp_path: 
         written += [last - first for file, first, last in rows[-1:]]
     assert sum(written) < 4 * 60 * 25 and files < 20 and lying < 30
     again = state.resumed(settings).scopes
-    assert plain(again.of("mine").snapshot()) == plain(never.of("mine").snapshot())
+    assert kept(again.of("mine")) == kept(never.of("mine"))
     (tmp_path / "scopes" / again.entries["mine"].rows[0][0]).write_bytes(b"gone")
     anew = state.resumed(settings).scopes
     assert anew.of("mine").total == 0

@@ -106,7 +106,7 @@ def test_a_run_that_was_deleted_costs_nothing(
 ) -> None:
     for policy in (FIRST, WINNER):
         registry.register(policy, {"p": 1}, {"mae": 0.5})
-    registry.promote("ab12", 1)
+    registry.move("ab12", "champion", 1)
     client = client_of(registry)
     for version in registry.versions("ab12"):
         client.delete_run(version.run)

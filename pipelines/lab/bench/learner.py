@@ -23,7 +23,6 @@ from decoder.contracts.settings import KafkaSettings
 from learner.lessons import Intake, encode_lessons
 from learner.publish import DeadLetters
 from learner.scopes import Scopes
-from learner.sequences import Lately
 from learner.settings import LearnerSettings
 from learner.source import Fetched
 
@@ -62,7 +61,7 @@ def measure(
         dead = DeadLetters(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
         shares = {f"scope{n}": SAMPLED for n in range(scopes)}
         before = [Intake(dead, shares=shares) for _ in range(intakes)]
-        intake = Intake(dead, Lately() if intakes else None, relayed=bool(intakes))
+        intake = Intake(dead, relayed=bool(intakes))
         held = Scopes(LearnerSettings(state_dir=Path(folder)))
         spent, candidates, taken = 0.0, 0, 0
         relayed, rss = [0.0] * intakes, dict[str, float]()

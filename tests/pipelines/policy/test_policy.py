@@ -38,9 +38,9 @@ def held(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Registry:
     monkeypatch.setenv("HVD_LEARNER_MLFLOW_TRACKING_URI", registry.tracking_uri)
     monkeypatch.setenv("LOGNAME", "anna")
     registry.register(frequency_policy(SCOPE), tags={**LEARNED, "origin": "first"})
-    registry.promote(SCOPE, 1, {"moved_by": "learner", "why": "the first"})
+    registry.move(SCOPE, "champion", 1, "learner", "the first")
     registry.register(random_policy(1, SCOPE), {"champion": 1}, {"rate_gain": 0.05}, LEARNED)
-    registry.promote(SCOPE, 2, {"moved_by": "learner", "why": "won"})
+    registry.move(SCOPE, "champion", 2, "learner", "won")
     registry.register(random_policy(2, SCOPE), tags={"origin": "experiment"})
     return registry
 
