@@ -44,8 +44,8 @@ network in the thousands the first time it does. Features are tokens, log tokens
 
 Layers = Sequence[tuple[FloatArray, FloatArray]]
 _PRODUCTS: Final = ThreadpoolController()
-"""Limited to one thread: products this small gain nothing from a second, and wait for it where other
-work has its core (learning took twelve times as long)."""
+"""Limited to one thread: products this small gain nothing from a second, and wait for it where
+other work has its core (learning took twelve times as long)."""
 
 
 @dataclass
