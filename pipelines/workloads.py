@@ -189,7 +189,7 @@ _STEPS = (
     "checked",
     "packed",
     "weighed",
-    "sealed",
+    "signed",
     "loaded",
     "shipped",
     "paid",

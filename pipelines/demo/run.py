@@ -40,7 +40,7 @@ WHOLE_SECONDS: Final = 540.0
 ENOUGH: Final = 20
 """Pairs of each comparison after which a phase is over. By their number, and not by what they say:
 so the interval need not be widened for every earlier look."""
-ENOUGH_DRAFTS: Final = 200
+ENOUGH_DRAFTS: Final = 300
 """Drafts that the learner's policy has foreseen when the phase that is for it is over."""
 SHORTEST_SECONDS: Final = 60.0
 DRAIN_SECONDS: Final = 60.0

@@ -209,6 +209,8 @@ def test_the_learners_phase_lasts_until_its_policy_has_foreseen_drafts_enough() 
     ledger.phases = [RECORDS]
     assert lesson(ledger, RECORDS)["after"]["drafts"] < ENOUGH_DRAFTS
     assert not is_over(ledger, plan, 0)
+    made = [records.event(EVENTS + i, 1110.0, policy_version=2) for i in range(ENOUGH_DRAFTS)]
+    ledger.add_drafts(records.batch(made))
     ledger.phases = [replace(RECORDS, ended=1120.0)]
     assert is_over(ledger, plan, 0)
 
