@@ -48,7 +48,7 @@ PLANS: Final = (
     Plan("drafter mended", ("chat", "code"), 0.12, "conversation"),
     # short answers, many at a time: each is a word for or against a candidate, and drafts are dear;
     # none so long that one of those that loop outweighs the others
-    Plan("records", ("records",), 0.2, "records", sessions=16, tokens=64, learns=True),
+    Plan("records", ("records",), 0.2, "records", sessions=16, tokens=96, learns=True),
     Plan("bad policy", ("edits", "tools"), 0.11, "bad policy", mistake=True),
 )
 MOST_SESSIONS: Final = max(plan.sessions for plan in PLANS)
