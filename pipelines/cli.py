@@ -110,9 +110,6 @@ def demo(
     minutes: Annotated[
         float | None, typer.Option(min=0.5, help="Minutes of traffic at most; default: 7, or less.")
     ] = None,
-    from_scratch: Annotated[
-        bool, typer.Option(help="Begin with nothing learned instead of the policy that ships.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Serve, learn and watch for a few minutes; writes reports/demo/report.html.
@@ -123,7 +120,7 @@ def demo(
     """
     from pipelines.demo import run as whole
 
-    summary = whole.run(minutes, err if as_json else out, REPORTS, from_scratch)
+    summary = whole.run(minutes, err if as_json else out, REPORTS)
     if as_json:
         print_json(summary)
     else:

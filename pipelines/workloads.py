@@ -189,7 +189,7 @@ _STEPS = (
     "checked",
     "packed",
     "weighed",
-    "sealed",
+    "signed",
     "loaded",
     "shipped",
     "paid",
@@ -199,7 +199,7 @@ _STEPS = (
 
 def _records(rng: random.Random, functions: tuple[Function, ...]) -> tuple[Message, ...]:
     """Every copy of an earlier report breaks off at the number of the next order."""
-    steps, orders = rng.sample(_STEPS, 6), rng.sample(range(1000, 10_000), 3)
+    steps, orders = rng.sample(_STEPS, len(_STEPS)), rng.sample(range(1000, 10_000), 3)
     asked = [_user(f"Report on order {order}.") for order in orders]
     told = [" ".join(f"Order {order} was {step}." for step in steps) for order in orders]
     shown = [({"role": "assistant", "content": report},) for report in told]

@@ -40,7 +40,7 @@ WHOLE_SECONDS: Final = 540.0
 ENOUGH: Final = 20
 """Pairs of each comparison after which a phase is over. By their number, and not by what they say:
 so the interval need not be widened for every earlier look."""
-ENOUGH_DRAFTS: Final = 200
+ENOUGH_DRAFTS: Final = 300
 """Drafts that the learner's policy has foreseen when the phase that is for it is over."""
 SHORTEST_SECONDS: Final = 60.0
 DRAIN_SECONDS: Final = 60.0
@@ -55,13 +55,6 @@ SETTINGS: Final[Mapping[str, str]] = {
     "HVD_LEARNER_ROLLOUT": "off",  # a trial tells nothing within minutes: the gate decides alone
 }
 """What the demo sets, where the environment says nothing else: who is compared, and how often."""
-FROM_SCRATCH: Final[Mapping[str, str]] = {
-    "HVD_WORKER_START": "counting",
-    "HVD_LEARNER_START": "counting",
-    "HVD_WORKER_SIDES": "plain,suffix,model,first",
-}
-"""What ``--from-scratch`` sets as well: nothing is learned yet, and the policy that ships is one of
-those compared."""
 
 
 def traffic_seconds(minutes: float | None, spent: float) -> float:
@@ -78,15 +71,12 @@ def has_enough(ledger: Ledger) -> bool:
     return all(one.pairs >= ENOUGH for one in effects)
 
 
-def run(
-    minutes: float | None, console: Console, folder: Path, from_scratch: bool = False
-) -> Summary:
+def run(minutes: float | None, console: Console, folder: Path) -> Summary:
     """Run the demo from start to stop; state of an earlier demo is removed first.
 
     Args:
         minutes: of traffic, at most; None: what is left of nine minutes.
         folder: gets ``summary.json``, which is returned, and the page.
-        from_scratch: begin with counted scores instead of the policy that ships.
 
     Raises:
         BrokerError, ProcessError, ModelError, RegistryError: a part did not start, or died.
@@ -99,7 +89,7 @@ def run(
     with console.status("reading the prompts"):
         for workload in {w for plan in PLANS for w in plan.workloads}:
             next(prompts(workload))  # parses the standard library, once
-    settings = {**SETTINGS, **(FROM_SCRATCH if from_scratch else {}), **breakage.SETTINGS}
+    settings = {**SETTINGS, **breakage.SETTINGS}
     assigned = ", ".join(f"{k}={os.environ.get(k, v)}" for k, v in settings.items())
     console.print(f"Set for the demo alone: {assigned}.", highlight=False, soft_wrap=True)
     settings["HVD_WORKER_NAME"] = ledger.worker
@@ -132,7 +122,7 @@ def run(
         finally:
             traffic.stopping.set()
             observer.close()
-    start = os.environ.get("HVD_WORKER_START", settings.get("HVD_WORKER_START", "first"))
+    start = os.environ.get("HVD_WORKER_START", "first")
     summary = summarise(ledger, traffic.counts, began, before, start, mistaken, taught)
     write(ledger, summary, folder)
     return summary

@@ -16,7 +16,6 @@ from pipelines.prompts import Prompt
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import interleaved
 
-MAX_TOKENS: Final = 160
 REQUEST_SECONDS: Final = 120.0
 IDLE_SECONDS: Final = 0.2
 FAILURES_ALLOWED: Final = 5
@@ -26,15 +25,16 @@ FAILURES_ALLOWED: Final = 5
 @dataclass(frozen=True)
 class Plan:
     """One phase to come: its share of the whole time, the workloads it alternates, the ``kind``
-    that it is compared as, how many sessions send at a time, whether it is for the learner, who
-    ``learns`` there, and what is wrong meanwhile: the worker's drafter is ``broken``, or a policy
-    that drafts nothing is champion by ``mistake``."""
+    that it is compared as, how many sessions send at a time, the most tokens of an answer, whether
+    it is for the learner, who ``learns`` there, and what is wrong meanwhile: the worker's drafter
+    is ``broken``, or a policy that drafts nothing is champion by ``mistake``."""
 
     name: str
     workloads: tuple[str, ...]
     share: float
     kind: str
     sessions: int = 3
+    tokens: int = 160
     learns: bool = False
     broken: bool = False
     mistake: bool = False
@@ -46,8 +46,9 @@ PLANS: Final = (
     Plan("conversation", ("chat", "code"), 0.13, "conversation"),
     Plan("drafter broken", ("chat", "code"), 0.16, "broken drafter", broken=True),
     Plan("drafter mended", ("chat", "code"), 0.12, "conversation"),
-    # short answers, many at a time: each is a word for or against a candidate, and drafts are dear
-    Plan("records", ("records",), 0.2, "records", sessions=16, learns=True),
+    # short answers, many at a time: each is a word for or against a candidate, and drafts are dear;
+    # none so long that one of those that loop outweighs the others
+    Plan("records", ("records",), 0.2, "records", sessions=16, tokens=96, learns=True),
     Plan("bad policy", ("edits", "tools"), 0.11, "bad policy", mistake=True),
 )
 MOST_SESSIONS: Final = max(plan.sessions for plan in PLANS)
@@ -70,7 +71,7 @@ class Traffic:
         self._lock = threading.Lock()
         self._next: Iterator[Prompt] = iter(())
         self._threads: list[threading.Thread] = []
-        self._phase, self._sessions = "", 0
+        self._plan = Plan("", (), 0.0, "", sessions=0)
         self._errors: list[str] = []  # of the last requests, one after another
 
     def begin(self, plan: Plan, seed: int) -> None:
@@ -79,7 +80,7 @@ class Traffic:
             self._end_phase()
             self.ledger.phases.append(Phase(plan.name, plan.workloads, time.time(), kind=plan.kind))
             self._next = interleaved(plan.workloads, seed=seed)
-            self._phase, self._sessions = plan.name, plan.sessions
+            self._plan = plan
         while len(self._threads) < MOST_SESSIONS:
             place = (len(self._threads),)
             thread = threading.Thread(target=self._send_all, args=place, daemon=True)
@@ -110,7 +111,7 @@ class Traffic:
     def _send_all(self, place: int) -> None:
         with httpx.Client(base_url=self.url, timeout=REQUEST_SECONDS) as client:
             while not self.stopping.is_set():
-                if place < self._sessions:
+                if place < self._plan.sessions:
                     self.send(client)
                 else:
                     self.stopping.wait(IDLE_SECONDS)
@@ -118,12 +119,12 @@ class Traffic:
     def send(self, client: httpx.Client) -> None:
         """Send the next request and count its outcome; after a failure wait a second."""
         with self._lock:
-            prompt, phase = next(self._next), self._phase
+            prompt, plan = next(self._next), self._plan
         body = {
             "model": self.model,
             "messages": list(prompt.messages),
             "temperature": 0,
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": plan.tokens,
             "vllm_xargs": {"hvd_workload": prompt.dataset},
         }
         tokens, error = 0, ""
@@ -138,6 +139,6 @@ class Traffic:
         with self._lock:
             self._errors = [*self._errors, error] if error else []
             self.counts.update({"failed" if error else "answered": 1, "tokens": tokens})
-            self.answers[phase] += not error
+            self.answers[plan.name] += not error
         if error:
             self.stopping.wait(1.0)

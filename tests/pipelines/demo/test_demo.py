@@ -32,7 +32,7 @@ from pipelines.demo.run import (
 from pipelines.demo.summary import Summary, lesson, summarise
 from pipelines.demo.traffic import FAILURES_ALLOWED, PLANS, Traffic
 from pipelines.watch.ledger import Ledger, Phase
-from pipelines.workloads import prompts
+from pipelines.workloads import WORKLOADS, prompts
 from tests.pipelines.watch import records
 from tests.pipelines.watch.records import EVENTS, FASTER, WORKER, recorded
 
@@ -180,6 +180,14 @@ def test_what_became_of_a_policy_that_was_promoted_by_mistake_is_told() -> None:
         assert ("nothing took it back" if came["in_force"] else "no worker took it in") in told
 
 
+def test_a_copy_of_an_earlier_report_breaks_off_at_the_number_of_the_order() -> None:
+    _, first, _, second, asked = (m["content"] for m in next(prompts("records")).messages)
+    numbers = [set(re.findall(r"\d+", text)) for text in (first, second, asked)]
+    assert [len(some) for some in numbers] == [1, 1, 1] and len(set.union(*numbers)) == 3
+    assert re.sub(r"\d+", "", first) == re.sub(r"\d+", "", second)
+    assert "records" not in WORKLOADS, "made to mislead: nothing else is measured or trained on it"
+
+
 RECORDS = Phase("records", ("records",), 1030.0, 1100.0)
 
 
@@ -209,6 +217,8 @@ def test_the_learners_phase_lasts_until_its_policy_has_foreseen_drafts_enough() 
     ledger.phases = [RECORDS]
     assert lesson(ledger, RECORDS)["after"]["drafts"] < ENOUGH_DRAFTS
     assert not is_over(ledger, plan, 0)
+    made = [records.event(EVENTS + i, 1110.0, policy_version=2) for i in range(ENOUGH_DRAFTS)]
+    ledger.add_drafts(records.batch(made))
     ledger.phases = [replace(RECORDS, ended=1120.0)]
     assert is_over(ledger, plan, 0)
 
