@@ -181,7 +181,7 @@ def _learning(summary: Summary) -> str:
     if found["after"] is None:
         return (
             f"{told}, and whether a policy that the learner made is better there cannot be told "
-            f"yet, after {found['answers']} answers of about {NEEDED} that it takes."
+            f"yet, after {found['answers']} answers; in simulation it took up to {NEEDED}."
         )
     return (
         f"{told}; version {found['version']}, which the learner made, was in force there after "
