@@ -86,17 +86,17 @@ def summarise(
 
 
 def lesson(ledger: Ledger, phase: Phase) -> dict[str, Any]:
-    """What the policy in force at the beginning of ``phase`` foresaw of its cache drafts, and what
-    came; and ``after`` it the last of the learner's that came into force in it: the same, its
-    ``version``, and ``after_s`` seconds of the phase. null is not yet."""
+    """What the policy that most cache drafts of ``phase`` were foreseen by foresaw, and what came;
+    and ``after`` it, told apart, the last of the learner's that came into force in the phase: the
+    same, its ``version``, and ``after_s`` seconds of the phase. null is not yet."""
     seen = ledger.drafts.foresight(phase.began, phase.ended)
-    learned, before, after, after_s = ledger.learned_versions(), 0, None, None
+    learned, after, after_s = ledger.learned_versions(), None, None
     for at, version in ledger.policy_switches():
-        if at < phase.began:
-            before = version
-        elif at < phase.ended and version in learned:
+        if phase.began <= at < phase.ended and version in learned:
             after, after_s = version, round(at - phase.began, 1)
-    told = {"before": seen.get(before), "after": None if after is None else seen.get(after)}
+    others = [one for version, one in seen.items() if version != after]
+    before = max(others, key=lambda one: one.drafts, default=None)
+    told = {"before": before, "after": None if after is None else seen.get(after)}
     ends = {name: asdict(one) if one else None for name, one in told.items()}
     return {"phase": phase.name, **ends, "version": after, "after_s": after_s}
 
@@ -181,7 +181,7 @@ def _learning(summary: Summary) -> str:
     if found["after"] is None:
         return (
             f"{told}, and whether a policy that the learner made is better there cannot be told "
-            f"yet, after {found['answers']} answers of about {NEEDED} that it takes."
+            f"yet, after {found['answers']} answers; in simulation it took up to {NEEDED}."
         )
     return (
         f"{told}; version {found['version']}, which the learner made, was in force there after "

@@ -207,7 +207,7 @@ def test_the_learners_phase_sets_what_was_foreseen_beside_what_came_before_and_a
         none = lesson(one, phase) | {"answers": 70}
         assert none["after"] is none["version"] is none["after_s"] is None
         told = summarise(one, REQUESTS, 1000.0, lesson=none)["sentences"][2]
-        assert "cannot be told yet, after 70 answers of about 120" in told
+        assert "cannot be told yet, after 70 answers; in simulation it took up to 120" in told
     nothing = lesson(Ledger(WORKER), RECORDS) | {"answers": 0}
     assert summarise(Ledger(WORKER), REQUESTS, 1000.0, lesson=nothing)["sentences"]
 
