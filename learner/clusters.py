@@ -8,6 +8,7 @@ before that cannot have been learned from it.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,9 +23,13 @@ CAP: Final = 16
 hours, a contestant would wait for days for thirty of them."""
 SILENCE: Final = 32
 PATIENCE: Final = 8
-"""A cluster is over when nothing of it came among the last SILENCE rows, and PATIENCE more for each
-that is open: the more requests at a time, the longer one of them waits for its turn."""
+"""A cluster is over when nothing of it came among the last SILENCE rows, and PATIENCE times as many
+as usually lie between two of a session: the more requests at a time, the longer one of them waits
+for its turn. Those that are open are no measure of that: where answers are short most are over."""
+TURNS: Final = 128
+"""Newest turns that say what is usual, by their median."""
 MOST_OPEN: Final = 1_024
+"""A session of which more rows than that came between was not waiting for its turn."""
 SESSIONS: Final = 8_192
 """Sessions whose birth is remembered, the ones heard of last."""
 LONG: Final = 4_096
@@ -47,14 +52,16 @@ class Cluster:
 class Clusters:
     """The clusters under way; ``columns`` numbers are added up in each.
 
-    ``rows`` counts those taken in. By session, ``open`` has the number of the last row, rows, and
-    sums [columns]; ``born`` the row of its birth, and rows and clusters since.
+    ``rows`` counts those taken in, ``turns`` how many lay between two of a session. By session,
+    ``open`` has the number of the last row, rows, and sums [columns]; ``born`` the row of its
+    birth, rows and clusters since, and the last row.
     """
 
     columns: int
     rows: int = 0
     open: OrderedDict[int, tuple[int, int, Floats]] = field(default_factory=OrderedDict)
-    born: OrderedDict[int, tuple[int, int, int]] = field(default_factory=OrderedDict)
+    born: OrderedDict[int, tuple[int, int, int, int]] = field(default_factory=OrderedDict)
+    turns: list[int] = field(default_factory=list)
 
     def add(self, sessions: NDArray[np.uint64], numbers: Floats) -> list[Cluster]:
         """Take in a block of rows in their order; the clusters that are final now. Mutates.
@@ -67,34 +74,43 @@ class Clusters:
         sums = np.zeros((len(names), self.columns))
         np.add.at(sums, owner, numbers)
         counts = np.bincount(owner, minlength=len(names))
+        by_session = np.argsort(owner, kind="stable")
+        is_last = np.append(np.diff(owner[by_session]) > 0, True)
+        turns = np.diff(by_session)[~is_last[:-1]].tolist()
+        last_of = self.rows + by_session[is_last]
         closed = []
         for place in np.argsort(at).tolist():
-            session, count = int(names[place]), int(counts[place])
-            self._met(session, count)
+            session, count, last = int(names[place]), int(counts[place]), int(last_of[place])
+            if (before := self._met(session, count, last)) is not None:
+                turns.append(self.rows + int(at[place]) - before)
             _, rows, held = self.open.pop(session, (0, 0, 0.0))
-            self.open[session] = self.rows, rows + count, held + sums[place]
+            self.open[session] = last, rows + count, held + sums[place]
             if rows + count >= CAP:
                 closed.append(self._close(session))
         self.rows += len(sessions)
+        self.turns = [*self.turns, *(turn for turn in turns if turn <= MOST_OPEN)][-TURNS:]
+        turn = float(np.median(self.turns)) if self.turns else math.inf
         while self.open:
             session, (last, _, _) = next(iter(self.open.items()))
-            silent = self.rows - last > SILENCE + PATIENCE * len(self.open)
+            silent = self.rows - last > SILENCE + PATIENCE * min(turn, len(self.open))
             if not (silent or len(self.open) > MOST_OPEN):
                 break
             closed.append(self._close(session))
         return closed
 
-    def _met(self, session: int, count: int) -> None:
-        born, rows, closed = self.born.pop(session, (self.rows, 0, 0))
+    def _met(self, session: int, count: int, last: int) -> int | None:
+        """The last row of ``session`` before those ``count``, if it is remembered."""
+        born, rows, closed, before = self.born.pop(session, (self.rows, 0, 0, None))
         if rows >= LONG and session not in self.open:
             born, rows, closed = self.rows, 0, 0
-        self.born[session] = born, rows + count, closed
+        self.born[session] = born, rows + count, closed, last
         if len(self.born) > SESSIONS:
             self.born.popitem(last=False)
+        return before
 
     def _close(self, session: int) -> Cluster:
         _, rows, sums = self.open.pop(session)
-        born, all_rows, closed = self.born.get(session, (0, 0, 0))
+        born, all_rows, closed, last = self.born.get(session, (0, 0, 0, 0))
         if session in self.born:
-            self.born[session] = born, all_rows, closed + 1
+            self.born[session] = born, all_rows, closed + 1, last
         return Cluster(born, rows, sums, closed)

@@ -133,6 +133,17 @@ def test_a_session_waits_the_longer_the_more_are_under_way() -> None:
     assert not closed
 
 
+@pytest.mark.parametrize("drafts", [1, 2, 5])
+@pytest.mark.parametrize("together", [1, 16, 64])
+def test_short_answers_many_at_a_time_are_over_soon(together: int, drafts: int) -> None:
+    found = Clusters(2)
+    waves = range(0, 4_096 // drafts, together)
+    sent = [w + s for w in waves for _ in range(drafts) for s in range(together)]
+    closed = fed(found, sent)
+    assert len(closed) > 0.7 * len(set(sent))
+    assert sum(c.rows == drafts for c in closed) > 0.9 * len(closed)
+
+
 def test_one_endless_session_is_born_anew() -> None:
     closed = fed(Clusters(2), [3] * (3 * clusters.LONG))
     assert len(Counter(c.born for c in closed)) == 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import threadpool_limits
 from torch.nn.functional import logsigmoid
 
 from decoder.contracts.bundle import BUCKET_OF, BUCKETS, Kind
@@ -158,7 +158,7 @@ def test_products_keep_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = train._forward
 
     def counting(*args: object) -> object:
-        counted.extend(one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas")
+        counted.extend(one["num_threads"] for one in train._PRODUCTS.info())
         return forward(*args)
 
     monkeypatch.setattr(train, "_forward", counting)
