@@ -60,6 +60,9 @@ def links_to(api: str, tracking_uri: str, parts: Iterable[str]) -> dict[str, str
     return found
 
 
+STILL_TO_COME: Final = "Nothing yet: a first comparison takes some minutes of requests."
+
+
 @contextmanager
 def serving(
     kafka: KafkaSettings, port: int, links: Mapping[str, str] = {},
@@ -82,7 +85,8 @@ def serving(
 
     @lru_cache(1)
     def figures(period: float) -> Record:
-        return record(ledger, TITLE, sentences(ledger, links), nothing=nothing)
+        empty = STILL_TO_COME if ledger.drafts.seen else nothing
+        return record(ledger, TITLE, sentences(ledger, links), nothing=empty)
 
     def respond(path: str) -> tuple[int, str, str]:
         if log := logs.get(path.removeprefix("/log/")):

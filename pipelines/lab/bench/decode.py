@@ -187,11 +187,9 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     complain(console, problems)
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
     import torch
-    import transformers
 
     from decoder.engines.reference.engine import ReferenceEngine
 
-    transformers.utils.logging.disable_progress_bar()
     if named.threads is not None:
         torch.set_num_threads(named.threads)
     found = chosen(named.model, named.drafter, "", 0, named.dtype)

@@ -176,7 +176,9 @@ def write(
 def load(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The target in ``path``, a checkpoint of transformers, with its numbers in ``dtype``."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval().requires_grad_(False)
 
 

@@ -16,8 +16,9 @@ import pytest
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
 from decoder.contracts.errors import ProcessError
+from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import STATUS, TRIALS
+from decoder.contracts.topics import DRAFTS, STATUS, TRIALS
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.watch import ledger as ledger_module
@@ -242,6 +243,20 @@ def test_a_browser_reads_the_ratio_off_the_live_page_and_sees_it_change(kafka) -
         produce(kafka, began + 60.0, {**records.FASTER, CHAMPION: 40.0})
         until(lambda: "60 pairs" in detail(url))
         assert float(text_of(opened(url, seconds=12.0), "over_plain")) < ratio - 0.1
+
+
+def test_who_has_sent_requests_is_told_to_wait_and_not_to_send_one(kafka) -> None:
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(acks="all", **kafka.client_options())
+    made = encode_batch([event(0, time.time())], ORIGIN, 0)
+    with serving(kafka, 0, request="curl -s there") as url:
+        until(  # drafts are read from the end on
+            lambda: "takes some minutes of requests" in httpx.get(url).text,
+            turn=lambda: producer.send(DRAFTS.name, key=b"worker", value=made).get(10),
+        )
+        assert "curl -s there" not in httpx.get(url).text
+    producer.close()
 
 
 @pytest.fixture
