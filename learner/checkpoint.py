@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 from array import array
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -33,9 +34,6 @@ from decoder.contracts.bundle import metadata_of
 log = logging.getLogger(__name__)
 
 FORMAT: Final = "hvd.learner.v8"
-ARRAY: Final = "an array"
-"""Stands, with its name, for an array; no key of ours or of anybody's scope has a space."""
-
 Tree = dict[str, Any]
 """What is put into a file: what JSON knows, arrays and dataclasses; it is read back without the
 last, and in the same order."""
@@ -119,19 +117,24 @@ def read(path: Path) -> Tree:
 def pack(tree: Tree) -> bytes:
     """``tree`` as a file holds it."""
     arrays: Arrays = {}
+    mark = secrets.token_hex(8)  # a bundle's provenance may hold any word that is known before
 
     def told(value: Any) -> Any:
         """What JSON has no word for."""
+        if isinstance(value, np.generic):
+            return value.item()
         if is_dataclass(value):
             return {each.name: getattr(value, each.name) for each in fields(value)}
         if not isinstance(value, np.ndarray | array):
             raise TypeError(f"{value!r} is nothing that a checkpoint holds")
         name = str(len(arrays))
         arrays[name] = np.ascontiguousarray(value)
-        return {ARRAY: name}
+        return {mark: name}
 
     state = json.dumps({"format": FORMAT, **tree}, default=told)
-    return save_arrays(arrays, metadata={"state": state, "digest": _digest(arrays, state)})
+    return save_arrays(
+        arrays, metadata={"state": state, "digest": _digest(arrays, state), "mark": mark}
+    )
 
 
 def unpack(data: bytes) -> Tree:
@@ -141,8 +144,10 @@ def unpack(data: bytes) -> Tree:
     if metadata["digest"] != _digest(arrays, metadata["state"]):
         raise ValueError("its digest does not match")
 
+    mark = metadata["mark"]
+
     def heard(value: dict[str, Any]) -> Any:
-        return arrays[value[ARRAY]].copy() if value.keys() == {ARRAY} else value
+        return arrays[value[mark]].copy() if value.keys() == {mark} else value
 
     tree: Tree = json.loads(metadata["state"], object_hook=heard)
     if tree.pop("format") != FORMAT:

@@ -74,15 +74,16 @@ class Clusters:
         sums = np.zeros((len(names), self.columns))
         np.add.at(sums, owner, numbers)
         counts = np.bincount(owner, minlength=len(names))
-        by_session = np.argsort(owner, kind="stable")
-        is_last = np.append(np.diff(owner[by_session]) > 0, True)
-        turns = np.diff(by_session)[~is_last[:-1]].tolist()
-        last_of = self.rows + by_session[is_last]
-        closed = []
+        last_of = np.zeros(len(names), np.int64)
+        np.maximum.at(last_of, owner, self.rows + np.arange(len(sessions)))
+        closed, turns = [], list[int]()  # one of each session, or the busiest would say for all
         for place in np.argsort(at).tolist():
             session, count, last = int(names[place]), int(counts[place]), int(last_of[place])
+            first = self.rows + int(at[place])
             if (before := self._met(session, count, last)) is not None:
-                turns.append(self.rows + int(at[place]) - before)
+                turns.append(first - before)
+            elif count > 1:
+                turns.append((last - first) // (count - 1))
             _, rows, held = self.open.pop(session, (0, 0, 0.0))
             self.open[session] = last, rows + count, held + sums[place]
             if rows + count >= CAP:

@@ -81,6 +81,8 @@ def resumed(settings: LearnerSettings) -> State:
     try:
         waiting = _sound(Registration, dict(enumerate(told["waiting"])), "registration")
         rollouts = _sound(Rollout, told["rollouts"], "comparison of scope")
+        for rollout in rollouts.values():
+            rollout.outcome = None  # decided anew: another learner may have been at it since
         told |= {"waiting": list(waiting.values()), "rollouts": rollouts}
         kept, files = checkpoint.made(Kept, told), checkpoint.made(Files, told["scopes"])
     except (ValueError, KeyError) as error:

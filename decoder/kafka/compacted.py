@@ -71,7 +71,8 @@ class Compacted:
                     self._ends = {}  # once is enough, and a topic made anew has others
                 late = time.monotonic() - deadline
                 much = late >= MOST_SECONDS or (self._last is not None and taken >= self._last)
-                if much or (not records and (done or late >= 0.0)):
+                enough = done and self._last is not None  # who reads the newest waits for no end
+                if much or enough or (not records and (done or late >= 0.0)):
                     return done
         except BaseException as error:
             self.close()

@@ -223,6 +223,7 @@ class Turns:
         each = self._late / len(self._over) * LENGTH / (LEAD + LENGTH)
         for account in self._over:
             account.owe(each * account.side.drafts)
+            self._late -= each * account.side.drafts
         here = set[str]().union(*(account.sessions for account in self._over))
         if here.isdisjoint(self._met) or self.made - self._unit >= ROUNDS:
             self._unit, self._met = self.made, here
@@ -241,7 +242,8 @@ class Turns:
         """Go on outside, and book there what is open."""
         for account in (*self._over, *([self._now] if self._now is not None else [])):
             self._sums[OUTSIDE].take(account)
-        self._now, self._left, self._over, self._gap = None, [], [], -1.0
+        self._sums[OUTSIDE].add(0, 0.0, self._late, self._late)
+        self._now, self._left, self._over, self._gap, self._late = None, [], [], -1.0, 0.0
 
 
 def _alike(one: Policy, other: Policy) -> bool:

@@ -14,6 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from decoder.contracts.bundle import Policy
-from decoder.contracts.errors import ProcessError
+from decoder.contracts.errors import ProcessError, RegistryError
 from decoder.policy.probes import to_bytes
 from pipelines.demo import breakage
 from pipelines.demo.summary import Summary, lesson, summarise
@@ -117,8 +118,9 @@ def run(minutes: float | None, console: Console, folder: Path) -> Summary:
                 )
                 for told, version in ((mistaken, "successor"), (taught, "version")):
                     if told and told[version]:
-                        model = _model(stack.tracking_uri, ledger.scope)
-                        told["why"] = model.version(str(told[version])).tags.get("why", "")
+                        with suppress(RegistryError):  # a version may have been deleted since
+                            model = _model(stack.tracking_uri, ledger.scope)
+                            told["why"] = model.version(str(told[version])).tags.get("why", "")
         finally:
             traffic.stopping.set()
             observer.close()

@@ -165,7 +165,7 @@ def _guard(summary: Summary) -> str:
     if floor is not None:
         told.append(f"the worker's floor decided in its place after {floor:.0f} seconds")
     if back is not None:
-        told.append(f"another policy was in force after {back:.0f} seconds ({found['why']})")
+        told.append(f"another policy was in force after {back:.0f} seconds{_why(found)}")
     return f"{named}; {' and '.join(told) or 'nothing took it back in the time there was'}."
 
 
@@ -180,13 +180,18 @@ def _learning(summary: Summary) -> str:
     told += f"; in {found['phase']}, where every copy breaks off early, {_seen(found['before'])}"
     if found["after"] is None:
         return (
-            f"{told}, and whether a policy that the learner made is better there cannot be told "
+            f"{told}, and whether a new policy of the learner's is better there cannot be told "
             f"yet, after {found['answers']} answers; in simulation it took up to {NEEDED}."
         )
     return (
         f"{told}; version {found['version']}, which the learner made, was in force there after "
-        f"{found['after_s']:.0f} seconds ({found['why']}), and then {_seen(found['after'])}."
+        f"{found['after_s']:.0f} seconds{_why(found)}, and then {_seen(found['after'])}."
     )
+
+
+def _why(found: Mapping[str, Any]) -> str:
+    """The reason that the registry gives, if it gives one."""
+    return f" ({found['why']})" if found.get("why") else ""
 
 
 def _seen(one: Mapping[str, float]) -> str:

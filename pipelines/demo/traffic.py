@@ -18,8 +18,6 @@ from pipelines.workloads import interleaved
 
 REQUEST_SECONDS: Final = 120.0
 IDLE_SECONDS: Final = 0.2
-FAILURES_ALLOWED: Final = 5
-"""Requests in a row that may fail before the run is given up."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,8 @@ PLANS: Final = (
     Plan("bad policy", ("edits", "tools"), 0.11, "bad policy", mistake=True),
 )
 MOST_SESSIONS: Final = max(plan.sessions for plan in PLANS)
+FAILURES_ALLOWED: Final = 2 * MOST_SESSIONS
+"""Requests in a row that may fail before the run is given up: one stall fails all under way."""
 
 
 class Traffic:

@@ -60,7 +60,7 @@ def links_to(api: str, tracking_uri: str, parts: Iterable[str]) -> dict[str, str
     return found
 
 
-STILL_TO_COME: Final = "Nothing yet: a first comparison takes some minutes of requests."
+STILL_TO_COME: Final = "Nothing yet: comparisons take minutes of requests (HVD_WORKER_HOLDOUT)."
 
 
 @contextmanager

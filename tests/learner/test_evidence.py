@@ -144,6 +144,13 @@ def test_short_answers_many_at_a_time_are_over_soon(together: int, drafts: int) 
     assert sum(c.rows == drafts for c in closed) > 0.9 * len(closed)
 
 
+def test_a_session_that_drafts_in_every_step_says_nothing_of_how_long_others_wait() -> None:
+    draw = np.random.default_rng(3)
+    sent = np.where(draw.random(8_000) < 0.6, 0, draw.integers(1, 41, 8_000)).tolist()
+    closed = fed(Clusters(2), sent)
+    assert sum(c.rows for c in closed) > 10 * len(closed)
+
+
 def test_one_endless_session_is_born_anew() -> None:
     closed = fed(Clusters(2), [3] * (3 * clusters.LONG))
     assert len(Counter(c.born for c in closed)) == 3

@@ -207,7 +207,8 @@ def of_prompts(
         if ids := [prompt.ids for prompt in itertools.islice(fits, many)]:
             wanted[each.name] = ids
     if not wanted:
-        raise SettingsError(f"no prompt in {folder} can be used: {notices[-1:]}")
+        source = folder or "the own workloads"
+        raise SettingsError(f"no prompt in {source} can be used: {notices[-1:]}")
     kept = recording.record(wanted, step)
     notices.append(f"The recordings are in {kept}.")
     return {n: Parts([], [], recording.traces_of(kept, n, ids)) for n, ids in wanted.items()}

@@ -188,6 +188,8 @@ def test_who_drafts_pays_for_reading_his_own_text_late_and_no_others() -> None:
         assert account.late_us == pytest.approx(read if account.side.drafts else 0.0)
         assert account.us - account.late_us == pytest.approx(1_000 * LENGTH / 2)
         assert account.cost_us - account.late_us == pytest.approx(1_500 * LENGTH / 2)
+    turns.fail(STOCK[PLAIN])  # what is under way is booked
+    assert sum(s.us for s in turns.sums.values()) == pytest.approx(8_000 * 1_500.0)
 
 
 def test_groups_beyond_the_most_are_one() -> None:
