@@ -8,7 +8,6 @@ before that cannot have been learned from it.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
@@ -90,7 +89,7 @@ class Clusters:
                 closed.append(self._close(session))
         self.rows += len(sessions)
         self.turns = [*self.turns, *(turn for turn in turns if turn <= MOST_OPEN)][-TURNS:]
-        turn = float(np.median(self.turns)) if self.turns else math.inf
+        turn = float(np.median(self.turns)) if self.turns else len(sessions)
         while self.open:
             session, (last, _, _) = next(iter(self.open.items()))
             silent = self.rows - last > SILENCE + PATIENCE * min(turn, len(self.open))
