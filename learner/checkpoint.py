@@ -143,7 +143,6 @@ def unpack(data: bytes) -> Tree:
     metadata = metadata_of(data)
     if metadata["digest"] != _digest(arrays, metadata["state"]):
         raise ValueError("its digest does not match")
-
     mark = metadata["mark"]
 
     def heard(value: dict[str, Any]) -> Any:

@@ -232,9 +232,8 @@ def prompts(workload: str, split: Split = "heldout", seed: int = 42) -> Iterator
     Raises:
         ValueError: there is no such ``workload``.
     """
-    if workload not in (*MAKERS, "chat"):
-        known = ", ".join((*MAKERS, "chat"))
-        raise ValueError(f"unknown workload {workload!r}: choose one of {known}")
+    if workload not in (known := (*MAKERS, "chat")):
+        raise ValueError(f"unknown workload {workload!r}: choose one of {', '.join(known)}")
     rng = random.Random(f"{workload}/{split}/{seed}")
     functions, topics = standard_library_functions(split), _topics(split)
     for index in itertools.count():
