@@ -17,15 +17,19 @@ from hypothesis import settings
 with warnings.catch_warnings():
     # importing kafka-python warns about what it imports, which is theirs to mend
     warnings.simplefilter("ignore")
-    from kafka import admin  # noqa: F401
+    from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
 from decoder.contracts.bundle import OUTPUTS, Kind, Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
 from decoder.contracts.settings import KafkaSettings
 from decoder.core.events import Log
+from decoder.kafka.clients import Network
 
 VOCABULARY = 32
+
+for each in (KafkaAdminClient, KafkaConsumer, KafkaProducer):  # those that tests open themselves
+    each.DEFAULT_CONFIG["kafka_client"] = Network
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of a property
 settings.load_profile("untimed")

@@ -47,3 +47,15 @@ def test_batches_are_summed_up_in_c() -> None:
 
     assert util.crc32c_c is not None
     assert util.calc_crc32c(b"123456789") == _crc32c.crc(b"123456789") == 0xE3069283
+
+
+def test_a_request_that_is_half_written_keeps_no_socket(kafka: KafkaSettings) -> None:
+    """The client leaves a socket open to be written to the end, and then writes no more."""
+    before = handles()
+    consumer = clients.open_consumer(kafka, "test")
+    consumer.topics()
+    links = [each.transport for each in consumer._client._manager._conns.values()]
+    for link in links:
+        link._write_buffer.append(b"half of one")
+    clients.close(consumer)
+    assert links and handles() <= before

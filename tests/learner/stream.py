@@ -93,10 +93,19 @@ def consume(kafka: KafkaSettings, topic: Topic) -> list[Any]:
     return found
 
 
-def last_status(kafka: KafkaSettings) -> LearnerStatus:
-    status = decode_status(consume(kafka, STATUS)[-1].value)
-    assert isinstance(status, LearnerStatus)
-    return status
+def reported(kafka: KafkaSettings, learner: Learner) -> LearnerStatus:
+    """The status that ``learner`` gives now, once it lies on the topic."""
+    failed = -1
+
+    def lies() -> bool:
+        nonlocal failed
+        if failed != learner.status.failed:  # at first, and where no broker took the last one
+            failed = learner.status.failed
+            learner._report()
+        return learner.vitals.said[-1] in [decode_status(r.value) for r in consume(kafka, STATUS)]
+
+    until(lies, "a status")
+    return learner.vitals.said[-1]
 
 
 Connect = Callable[[LearnerSettings], Learner]

@@ -30,8 +30,8 @@ from tests.learner.stream import (
     SCOPE,
     batches,
     consume,
-    last_status,
     produce,
+    reported,
     settings_in,
     step_until,
     stop,
@@ -61,7 +61,7 @@ def test_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
     learner = bare.learner("off")
     step_until(learner, lambda: version_of(learner) > 1)
     step_until(learner, lambda: learner.publisher.published.last(SCOPE) is not None)
-    learner._report()
+    last = reported(bare.kafka, learner)
     stop(learner)
     scope = learner.scopes.awake[SCOPE]
     assert scope.total == len(EVENTS) and learner.intake.refused == {"malformed": 2, "contract": 1}
@@ -83,7 +83,6 @@ def test_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
     assert read[-1].version == champion.version == scope.version > 1
     assert read[-1].kind == "survival" and len(read[-1].probe_inputs)
     assert [p.publication for p in read] == sorted({p.publication for p in read})
-    last = last_status(bare.kafka)
     assert last.champion_version == read[-1].version and last.drafts_consumed == len(EVENTS)
     assert last.events_consumed == len(EVENTS) + 1
     assert (last.records_refused, last.records_missing, last.records_duplicate) == (3, 2, 1)
@@ -167,13 +166,11 @@ def test_a_kill_between_registration_and_checkpoint_makes_no_twin(
     monkeypatch.setattr(learner, "checkpoint", lambda: None)
     step_until(learner, lambda: version_of(learner) > 1)
     versions = bare.registry.versions(SCOPE)
-    learner._report()
-    before = last_status(bare.kafka)
+    before = reported(bare.kafka, learner)
     learner.close()  # dies here, with a policy published and no checkpoint
 
     again = bare.learner("off")
-    again._report()
-    after = last_status(bare.kafka)  # in a container it has the name and the number that it had
+    after = reported(bare.kafka, again)  # in a container it has the name and the number that it had
     assert after.process == before.process and after.life != before.life
     assert after.events_consumed < before.events_consumed
     assert again.scopes.of(SCOPE).total == 300
@@ -191,10 +188,9 @@ def test_a_verdict_waits_for_mlflow_and_is_not_lost(
     learner = bare.learner("off", mlflow_tracking_uri="http://127.0.0.1:9")
     step_until(learner, lambda: bool(learner.registrar.waiting()) and learner.source.lag() == 0)
     step_until(learner, lambda: learner.registrar.away_since > 0)
-    learner._report()
+    told = reported(bare.kafka, learner)
     stop(learner)
     assert total_of(learner) == len(EVENTS) and "127.0.0.1:9" in caplog.text
-    told = last_status(bare.kafka)
     assert told.waiting and told.registry_away_since > 0
     assert not consume(bare.kafka, POLICY)
 
@@ -234,9 +230,8 @@ def test_what_cannot_be_learned_from_ends_nothing(
     produce(bare.kafka, [encode_batch(stock, ORIGIN, 4), *batches(EVENTS[200:300], first=5)])
     step_until(learner, lambda: learner.source.offsets == {0: 7})
     assert learner.faults == 1 and total_of(learner) == 300
-    learner._report()
+    last = reported(bare.kafka, learner)
     stop(learner)
-    last = last_status(bare.kafka)
     assert (last.events_consumed, last.losses) == (306, {"fault": 1, "side": 5})
 
 
@@ -283,9 +278,8 @@ def test_a_scope_that_no_worker_names_costs_nothing_until_one_does(bare: Stage) 
     produce(bare.kafka, [value for values in made_up for value in values], known=False)
     produce(bare.kafka, batches(EVENTS[:200]))
     step_until(learner, lambda: total_of(learner) == 200 and learner.source.lag() == 0)
-    learner._report()
     learner.checkpoint()
-    assert learner.unknown == last_status(bare.kafka).events_unknown == 4_000
+    assert learner.unknown == reported(bare.kafka, learner).events_unknown == 4_000
     assert [*learner.scopes.entries] == [*learner.scopes.awake] == [SCOPE]
     status = WorkerStatus(process="w", scope="made-up-7", time=1.0).model_dump_json().encode()
     produce(bare.kafka, [status], STATUS)

@@ -28,7 +28,7 @@ from tests.learner.stage import (
     won,
     work,
 )
-from tests.learner.stream import SCOPE, consume, last_status, produce, step_until, stop
+from tests.learner.stream import SCOPE, consume, produce, reported, step_until, stop
 
 pytestmark = WARNINGS
 
@@ -38,14 +38,13 @@ def test_a_candidate_that_is_worse_is_dropped(stage: Stage) -> None:
     won(learner)
     produce(stage.kafka, [b"no round", b"", b"[1]", b"\xff" * 50], TRIALS)
     work(learner, lambda: learner.rollouts.busy(SCOPE) and on_trial(learner) == 3)
-    learner._report()
-    told = last_status(stage.kafka)
+    told = reported(stage.kafka, learner)
     assert (told.rollout, told.trial_version, told.trial_share) == ("trial", 3, 0.1)
     assert (told.trial_pairs, told.trial_ratio, told.trial_high) == (0, 0.0, 0.0)
     step_until(learner, lambda: stage.standing == Standing(SCOPE, 1, trial=3))
     work(learner, lambda: not learner.rollouts.busy(SCOPE), stage.workers({3: 0.8}))
     step_until(learner, lambda: on_trial(learner) == 0)
-    learner._report()
+    last = reported(stage.kafka, learner)
     stop(learner)
     assert [each.number for each in stage.registry.versions(SCOPE)] == [1, 3], "2 had no alias"
     tags = stage.tags(3)
@@ -54,7 +53,6 @@ def test_a_candidate_that_is_worse_is_dropped(stage: Stage) -> None:
     assert float(tags["trial_high"]) < 1.0 and int(tags["trial_pairs"]) >= 12
     assert "moved_at" not in tags and tags["trial_against"] == "1"
     assert stage.standing == Standing(SCOPE, champion=1) and is_withdrawn(stage.kafka)
-    last = last_status(stage.kafka)
     assert last.rollout == "" and "slower than the champion" in last.rollout_said
     assert last.rounds_refused == 4 and learner.scopes.awake[SCOPE].version == 1
 
