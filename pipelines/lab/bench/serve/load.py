@@ -42,7 +42,8 @@ REQUEST_SECONDS: Final = 600.0
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to a prompt or one of its turns; seconds from sending. ``error``: why none."""
+    """The answer to a prompt or one of its turns; seconds from sending, and between its pieces.
+    ``error``: why none."""
 
     prompt: str
     ttft_s: float
@@ -50,6 +51,7 @@ class Reply:
     tokens: tuple[int, ...]
     error: str = ""
     turn: int = 0
+    gaps_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,14 +108,14 @@ def answers(client: httpx.Client, load: Load, prompt: Prompt) -> Iterator[Reply]
     said: list[Message] = []
     for turn, news in enumerate(turns(prompt)):
         said += news
-        tokens, first, text, error = list[int](), None, "", None
+        tokens, came, text, error = list[int](), list[float](), "", None
         sent = load.clock()
         request = body(said, load.model, load.max_tokens)
         try:
             with client.stream("POST", "/v1/chat/completions", json=request) as response:
                 if response.is_success:
                     for ids, more in chunks(response.iter_lines()):
-                        first = load.clock() if first is None else first
+                        came.append(load.clock())
                         tokens += ids
                         text += more
                 else:
@@ -123,8 +125,9 @@ def answers(client: httpx.Client, load: Load, prompt: Prompt) -> Iterator[Reply]
         if error is None and not tokens:
             error = "the answer held no token"
         now = load.clock()
-        times = (now if first is None else first) - sent, now - sent
-        yield Reply(f"{prompt.dataset}:{prompt.id}", *times, tuple(tokens), error or "", turn)
+        times = (came[0] if came else now) - sent, now - sent
+        gaps = tuple(later - earlier for earlier, later in itertools.pairwise(came))
+        yield Reply(f"{prompt.dataset}:{prompt.id}", *times, tuple(tokens), error or "", turn, gaps)
         if error:
             return
         said.append({"role": "assistant", "content": text})

@@ -172,11 +172,13 @@ def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
 def figures(rounds: Rounds, group: str) -> dict[str, Any]:
     """What clients saw of the answers in a group: seconds and milliseconds as their names say.
 
-    ``ms_per_token_p50`` is the pace after the first token.
+    ``ms_per_token_p50`` is the pace after the first token, ``gap_ms_p99`` what a reader waits for
+    between two pieces at worst.
     """
     kept = [r for v in rounds.values() for r in v.answered if GROUPS[group](r)]
     longer = [r for r in kept if len(r.tokens) > 1]
     paces = [1e3 * (r.latency_s - r.ttft_s) / (len(r.tokens) - 1) for r in longer]
+    gaps = [1e3 * gap for r in kept for gap in r.gaps_s]
     tokens = sum(len(r.tokens) for r in kept)
     return {
         "answers": len(kept),
@@ -184,6 +186,7 @@ def figures(rounds: Rounds, group: str) -> dict[str, Any]:
         "tok_per_s_each": over(tokens, sum(r.latency_s for r in kept)),
         "ttft_p50_s": median(r.ttft_s for r in kept),
         "ms_per_token_p50": median(paces),
+        "gap_ms_p99": float(np.percentile(gaps, 99)) if gaps else None,
     }
 
 
@@ -279,6 +282,7 @@ def table_columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
         "TTFT s": lambda r: number(r["groups"]["all"]["ttft_p50_s"]),
         "warm": lambda r: number(r["groups"]["warm"]["ttft_p50_s"]),
         "ms/tok": lambda r: number(r["groups"]["all"]["ms_per_token_p50"], 0),
+        "p99": lambda r: number(r["groups"]["all"]["gap_ms_p99"], 0),
         "acc.": lambda r: number(r["mean_accepted"]),
         "=none": lambda r: f"{r['equal_to_none']}/{r['compared_with_none']}",
     }

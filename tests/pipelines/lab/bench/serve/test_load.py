@@ -76,7 +76,7 @@ def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
             barrier.wait()  # nobody is answered before three are here
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b'data: {"choices": [{"token_ids": [5]}]}\n\n')
+            self.wfile.write(b'data: {"choices": [{"token_ids": [5]}]}\n\n' * 2)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Meeting)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -89,9 +89,9 @@ def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
         server.shutdown()
         server.server_close()
     assert [r.prompt for r in replies] == [f"d:{i}" for i in range(9)]
-    assert all(r.tokens == (5,) and not r.error for r in replies)
+    assert all(r.tokens == (5, 5) and not r.error and len(r.gaps_s) == 1 for r in replies)
     assert 0 < max(r.ttft_s for r in replies) <= max(r.latency_s for r in replies) <= wall
-    timed = {s for r in by_another for s in (r.ttft_s, r.latency_s)}
+    timed = {s for r in by_another for s in (r.ttft_s, r.latency_s, *r.gaps_s)}
     assert (stood, timed) == (0.0, {0.0}), "all by the clock given"
     _, (reply,) = run(Load(url, "m", 1, 1), [asked("a")])
     assert "ConnectError" in reply.error and reply.tokens == (), "the server has gone"

@@ -31,8 +31,8 @@ LOOP = tuple(range(32)) * 2
 
 
 def reply(session: str, turn: int, seconds: float, tokens: tuple[int, ...] = (1, 2)) -> Reply:
-    """Its first token comes after half its seconds."""
-    return Reply(session, seconds / 2, seconds, tokens, "", turn)
+    """Its first token comes after half its seconds, the next one at its end."""
+    return Reply(session, seconds / 2, seconds, tokens, "", turn, (seconds / 2,))
 
 
 def level(*replies: Reply, cpu_s: float = 4.0) -> Level:
@@ -49,7 +49,8 @@ def test_first_turns_are_told_apart_from_warm_ones() -> None:
     first, warm = figures(rounds, "first"), figures(rounds, "warm")
     assert (first["answers"], first["ttft_p50_s"], first["tok_per_s_each"]) == (2, 2.5, 0.4)
     assert (warm["answers"], warm["ttft_p50_s"], warm["tok_per_s_each"]) == (1, 1.0, 1.0)
-    assert warm["ms_per_token_p50"] == 1000
+    assert warm["ms_per_token_p50"] == warm["gap_ms_p99"] == 1000
+    assert first["gap_ms_p99"] == pytest.approx(2990), "of gaps of 2 and 3 seconds"
 
 
 def test_ratios_pair_sessions_and_leave_out_what_only_one_side_answered_and_loops() -> None:
