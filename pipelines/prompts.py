@@ -169,10 +169,23 @@ def fitting(
 ) -> Iterator[TokenPrompt]:
     """The prompts of a set that can be read and fit into ``room`` tokens, in their order.
 
-    ``problem`` is told of each that is skipped.
+    ``problem`` is told of each that cannot be read and, once no more are drawn, how many were too
+    long.
     """
-    for prompt in found.prompts:
-        try:
-            yield fit(tokenise(prompt, tokenizer), room, too_long)
-        except ValueError as error:
-            problem(f"{found.name}: prompt {prompt.id} skipped: {error}.")
+    longer = 0
+    try:
+        for prompt in found.prompts:
+            try:
+                read = tokenise(prompt, tokenizer)
+            except ValueError as error:
+                problem(f"{found.name}: prompt {prompt.id} skipped: {error}.")
+                continue
+            try:
+                fitted = fit(read, room, too_long)
+            except ValueError:
+                longer += 1
+                continue
+            yield fitted
+    finally:
+        if longer:
+            problem(f"{found.name}: prompts of more than {room} tokens, left out: {longer}.")
