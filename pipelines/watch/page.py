@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from datetime import datetime
@@ -19,8 +20,9 @@ import numpy as np
 from decoder.contracts.bundle import CHAMPION, FIRST
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX, Round
 from decoder.trial.effect import WALL, WIDTH, Effect, effect_in, effect_of, pair_of
-from pipelines.watch.ledger import ARMS, Ledger, Phase
+from pipelines.watch.ledger import Ledger, Phase
 
+ARMS: Final = ("cache", "model", "none")
 POINTS: Final = 80
 MIN_WINDOW_S: Final = 12.0
 COLOURS: Final = {
@@ -68,18 +70,24 @@ def compared(rounds: Sequence[Round]) -> list[str]:
     return [side for side in NAMES if side in played] or [PLAIN]
 
 
+def by_kind(rounds: Sequence[Round], phases: Iterable[Phase]) -> dict[str, list[Round]]:
+    """Rounds that ended in phases of each kind, and :data:`ALL`."""
+    parts: dict[str, list[Round]] = {}
+    for phase in phases:
+        ended = [one for one in rounds if phase.began <= one.time < phase.ended]
+        parts.setdefault(phase.kind, []).extend(ended)
+    return {**parts, ALL: list(rounds)}
+
+
 def uplifts(
     rounds: Sequence[Round], phases: Iterable[Phase], at_end: bool = False
 ) -> dict[str, dict[str, Effect]]:
-    """Rates over each other side's by the clock, by side, of the phases of each kind and of
-    :data:`ALL`. A round belongs to the phase in which it ended. ``at_end``: of a run whose length
-    did not depend on them (:func:`decoder.trial.effect.effect`)."""
-    parts: dict[str, list[Round]] = {}
-    for phase in phases:
-        parts.setdefault(phase.traffic, []).extend(_within(phase, rounds))
-    parts[ALL], sides = list(rounds), compared(rounds)
+    """Rates over each other side's by the clock, by side, of :func:`by_kind`. ``at_end``: of a run
+    whose length did not depend on them (:func:`decoder.trial.effect.effect`)."""
+    sides = compared(rounds)
     return {
-        n: {s: effect_of(part, CHAMPION, s, at_end) for s in sides} for n, part in parts.items()
+        kind: {side: effect_of(part, CHAMPION, side, at_end) for side in sides}
+        for kind, part in by_kind(rounds, phases).items()
     }
 
 
@@ -92,15 +100,10 @@ def best_and_worst(sides: Mapping[str, Effect]) -> tuple[str, str] | None:
     return min(known, key=known.__getitem__), max(known, key=known.__getitem__)
 
 
-def rate_in(phases: Iterable[Phase], rounds: Sequence[Round]) -> float:
-    """Tokens a second of the champion in its blocks of ``phases``, by the clock; 0 without any."""
-    played = (one.block(CHAMPION) for phase in phases for one in _within(phase, rounds))
-    blocks = [block for block in played if block]
+def rate_of(rounds: Iterable[Round]) -> float:
+    """Tokens a second of the champion in its blocks, by the clock; 0 without any."""
+    blocks = [block for one in rounds if (block := one.block(CHAMPION))]
     return 1e6 * sum(b.tokens for b in blocks) / max(sum(b.us for b in blocks), 1.0)
-
-
-def _within(phase: Phase, rounds: Iterable[Round]) -> list[Round]:
-    return [one for one in rounds if phase.began <= one.time < phase.ended]
 
 
 def over_time(rounds: Sequence[Round], side: str) -> list[tuple[float, Effect]]:
@@ -110,6 +113,11 @@ def over_time(rounds: Sequence[Round], side: str) -> list[tuple[float, Effect]]:
     numbers = np.array([pair for _, pair in both]).reshape(-1, WIDTH)
     ends = reversed(range(len(both), 0, -max(1, math.ceil(len(both) / POINTS))))
     return [(both[end - 1][0], effect_in(numbers[:end], WALL)) for end in ends]
+
+
+def shares_of(cycles: Counter[str]) -> dict[str, float]:
+    """Of each of :data:`ARMS`; all are 0 where nothing was decided."""
+    return {arm: cycles[arm] / max(cycles.total(), 1) for arm in ARMS}
 
 
 def zone() -> str:
@@ -155,10 +163,12 @@ def _line(name: str, points: Sequence[tuple[float, float]], colour: str, width: 
 def _shares(ledger: Ledger, began: float, ended: float) -> list[Record]:
     width = max(MIN_WINDOW_S, (ended - began) / POINTS)
     times = np.arange(began + width / 2, ended, width / 2).tolist()
-    windows = ledger.drafts.windows([(t - width / 2, t + width / 2) for t in times])
-    seen = list(zip(times, windows, strict=True))
-    shares = {arm: [(t, 100.0 * w.arm_shares[arm]) for t, w in seen] for arm in ARMS}
-    return [_line(arm, shares[arm], COLOURS[arm], 2) | {"stackgroup": "arms"} for arm in ARMS]
+    seen = [(t, shares_of(ledger.cycles(t - width / 2, t + width / 2))) for t in times]
+    return [
+        _line(arm, [(t, 100.0 * shares[arm]) for t, shares in seen], COLOURS[arm], 2)
+        | {"stackgroup": "arms"}
+        for arm in ARMS
+    ]
 
 
 def _marks(ledger: Ledger, began: float, ended: float) -> list[Record]:
@@ -221,14 +231,12 @@ def record(
     """
     rounds = ledger.own_rounds
     found = uplifts(rounds, ledger.phases, bool(ledger.phases))  # they end, and are looked at once
-    kinds = {p.traffic: [q for q in ledger.phases if q.traffic == p.traffic] for p in ledger.phases}
-    rates = {kind: f"{rate_in(alike, rounds):.1f}" for kind, alike in kinds.items()}
     times = [*(s.time for s in ledger.statuses), *(r.time for r in rounds)] or [time.time()]
     began, ended = min(times), max(times)
     if ledger.phases:
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
-        _ratio_table(found, rates),
+        _ratio_table(found, by_kind(rounds, ledger.phases)),
         _foresight_table(ledger),
         _version_table(ledger),
     ]
@@ -267,12 +275,15 @@ def _tile(side: str, whole: Effect) -> Record:
     return {"id": f"over_{side}", "label": f"over {NAMES[side]}", "value": value, "detail": detail}
 
 
-def _ratio_table(found: Mapping[str, Mapping[str, Effect]], rates: Mapping[str, str]) -> Record:
+def _ratio_table(
+    found: Mapping[str, Mapping[str, Effect]], parts: Mapping[str, Sequence[Round]]
+) -> Record:
     sides = [*found[ALL]]
     rows = []
     for name, one in found.items():
         ends = [NAMES[side] for side in best_and_worst(one) or ()] or ["cannot tell", ""]
-        rows.append([name, *(as_text(one[side]) for side in sides), *ends, rates.get(name, "")])
+        rate = f"{rate_of(parts[name]):.1f}"
+        rows.append([name, *(as_text(one[side]) for side in sides), *ends, rate])
     head = ["traffic", *(f"over {NAMES[s]}" for s in sides), "best fixed", "worst fixed"]
     title = "Nobody has to choose: ratios of tokens a second"
     return _table(title, [*head, "tokens / s"], rows)
@@ -283,7 +294,7 @@ def _foresight_table(ledger: Ledger) -> Record:
     rows = [
         [name, ledger.named(version), f"{one.drafts:,}", *(f"{n:.2f}" for n in astuple(one)[1:])]
         for name, began, ended in spans
-        for version, one in sorted(ledger.drafts.foresight(began, ended).items())
+        for version, one in sorted(ledger.foresight(began, ended).items())
     ]
     head = ["traffic", "version", "cache drafts", "foreseen", "accepted", "off by"]
     return _table("What policies foresee: accepted tokens of a cache draft", head, rows)

@@ -101,7 +101,7 @@ def test_an_observer_reads_on_whatever_comes_and_records_survive_a_restart_of_th
             (POLICY.name, b"not a bundle"),
             (TRIALS.name, one.model_dump_json().encode()),
         )
-        until(lambda: ledger.drafts.seen == 2 and ledger.statuses and ledger.rounds)
+        until(lambda: ledger.seen == 2 and ledger.statuses and ledger.rounds)
         until(lambda: ledger.refused == 3, "two that keep no contract, and one that is not taken")
         observer.close()
         assert [status.time for status in ledger.statuses] == [4.0]
@@ -111,7 +111,7 @@ def test_an_observer_reads_on_whatever_comes_and_records_survive_a_restart_of_th
         whole = Ledger(WORKER)
         observer = Observer(kafka, whole, since_s=math.inf)
         observer.start()
-        until(lambda: (whole.drafts.seen, len(whole.statuses), whole.refused) == (3, 2, 2))
+        until(lambda: (whole.seen, len(whole.statuses), whole.refused) == (3, 2, 2))
         observer.close()
     finally:
         processes.stop([broker])
