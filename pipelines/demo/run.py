@@ -130,7 +130,7 @@ def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
     """
     made = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s on {summary['machine']}."
     sentences = [*summary["sentences"], *summary["failings"], made]
-    page = record(ledger, f"Adaptive decoding: a demo run, {summary['date']}", sentences)
+    page = record(ledger, f"Adaptive decoding: a demo run, {summary['date'][:10]}", sentences)
     write_json(summary, folder / "summary.json")
     write_text(render(page), folder / "report.html")
 
