@@ -87,9 +87,10 @@ def run(minutes: float | None, console: Console, folder: Path) -> Summary:
     assigned = ", ".join(f"{k}={os.environ.get(k, v)}" for k, v in settings.items())
     console.print(f"Set for the demo alone: {assigned}.", highlight=False, soft_wrap=True)
     settings["HVD_WORKER_NAME"] = ledger.worker
-    with running(ports, home, console, breakage.OPTIONS, settings) as stack:
-        observer = Observer(stack.kafka, ledger)
-        observer.start()
+    with (
+        running(ports, home, console, breakage.OPTIONS, settings) as stack,
+        Observer(stack.kafka, ledger),
+    ):
         traffic = Traffic(stack.api, stack.model, ledger)
         try:
             children = stack.children
@@ -116,7 +117,6 @@ def run(minutes: float | None, console: Console, folder: Path) -> Summary:
                             told["why"] = model.version(str(told[version])).tags.get("why", "")
         finally:
             traffic.stopping.set()
-            observer.close()
     summary = summarise(ledger, traffic.counts, began, before, mistaken, taught)
     write(ledger, summary, folder)
     return summary
@@ -129,7 +129,7 @@ def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
         SettingsError: they cannot be written.
     """
     made = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s on {summary['machine']}."
-    sentences = [*summary["sentences"], *summary["failings"], made]
+    sentences = [{"text": s} for s in (*summary["sentences"], *summary["failings"], made)]
     page = record(ledger, f"Adaptive decoding: a demo run, {summary['date'][:10]}", sentences)
     write_json(summary, folder / "summary.json")
     write_text(render(page), folder / "report.html")

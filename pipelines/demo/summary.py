@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from pipelines import machine
-from pipelines.watch.ledger import Ledger, Phase
+from pipelines.watch.ledger import ARMS, Ledger, Phase
 from pipelines.watch.page import (
     ALL,
     NAMES,
@@ -69,17 +69,13 @@ def summarise(
         "events_lost": ledger.produced - consumed,
         "events_seen": ledger.seen,
         "policy_versions_applied": ledger.learned_versions(),
-        "policy_switches": [
-            {"at_s": round(time - began, 1), "version": version}
-            for time, version in ledger.policy_switches()
-        ],
         "phases": [
             {"name": p.name, "workloads": p.workloads, "kind": p.kind}
             | {"from_s": round(p.began - began, 1), "to_s": round(p.ended - began, 1)}
-            | {"events": cycles.total(), "arm_shares": shares_of(cycles)}
+            | {"events": sum(cycles[arm] for arm in ARMS), "arm_shares": shares_of(cycles)}
             | {"tok_per_s": rate_of(by_kind(rounds, [p])[p.kind])}
             for p in ledger.phases
-            for cycles in [ledger.cycles(p.began, p.ended)]
+            for cycles in [ledger.sums(p.began, p.ended)]
         ],
         "lesson": lesson,
         "mistake": mistake,

@@ -13,9 +13,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Final, TypeVar
-
-import numpy as np
+from typing import Any, Final, Self, TypeVar
 
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, FIRST, Policy, unpack
@@ -27,6 +25,7 @@ from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
 from decoder.contracts.trials import Round, decode_round
 from decoder.kafka.clients import AWAY, close, fetch, listens, open_consumer, places_of
 
+ARMS: Final = ("cache", "model", "none")
 OWN: Final = ("", CHAMPION)
 """Sides of steps that the policy in force decided: outside of trials, and in its blocks of them."""
 NUMBERS: Final = ("number", "time", "policy_version", "draft_len", "predicted", "accepted")
@@ -94,8 +93,7 @@ class Ledger:
     refused: int = 0
     seen: int = 0
     _published: list[Publication] = field(default_factory=list)
-    _cycles: dict[int, Counter[str]] = field(default_factory=dict)  # by second and arm
-    _foreseen: dict[int, dict[int, Any]] = field(default_factory=dict)  # sums of Foresights
+    _seconds: dict[int, Counter[Any]] = field(default_factory=dict)  # see sums
     _numbers: dict[tuple[str, int], None] = field(default_factory=dict)
 
     @property
@@ -121,36 +119,33 @@ class Ledger:
             self._numbers[batch.origin.life, number] = None
             self.seen += 1
             if side in OWN:
-                self._cycles.setdefault(int(at), Counter())[arm] += 1
+                held = self._seconds.setdefault(int(at), Counter())
+                held[arm] += 1
                 if length and not censored:
-                    one = np.array([1.0, foreseen, accepted, abs(foreseen - accepted)])
-                    sums = self._foreseen.setdefault(int(at), {})
-                    sums[version] = one + sums.get(version, 0.0)
+                    told = (1, foreseen, accepted, abs(foreseen - accepted))
+                    held.update({(version, place): one for place, one in enumerate(told)})
         while len(self._numbers) > KEPT_NUMBERS:
             del self._numbers[next(iter(self._numbers))]
-        if len(self._cycles) > 2 * self.keep_s:
+        if len(self._seconds) > 2 * self.keep_s:
             now = time.time()
             # neither too old nor of a time to come, which would never grow old
-            for second in [s for s in self._cycles if abs(now - s) > self.keep_s]:
-                del self._cycles[second]
-                self._foreseen.pop(second, None)
+            self._seconds = {s: c for s, c in self._seconds.items() if abs(now - s) <= self.keep_s}
 
-    def cycles(self, began: float, ended: float) -> Counter[str]:
-        """Cycles that the policy in force decided between two times, in whole seconds, by arm."""
-        within = (c for second, c in self._cycles.copy().items() if began <= second < ended)
-        return sum(within, Counter[str]())
+    def sums(self, began: float, ended: float) -> Counter[Any]:
+        """What the policy in force decided between two times, in whole seconds: cycles by arm, and
+        by version and place in a :class:`Foresight` what comes to its means."""
+        found = Counter[Any]()
+        for second, held in self._seconds.copy().items():
+            if began <= second < ended:
+                found.update(dict(held))
+        return found
 
     def foresight(self, began: float, ended: float) -> dict[int, Foresight]:
         """By policy version, of its cache drafts between two times that were labelled to the end;
         in whole seconds."""
-        sums: dict[int, Any] = {}
-        for second, held in self._foreseen.copy().items():
-            for version, some in held.copy().items() if began <= second < ended else ():
-                sums[version] = some + sums.get(version, 0.0)
-        return {
-            version: Foresight(int(some[0]), *(some[1:] / some[0]).tolist())
-            for version, some in sums.items()
-        }
+        sums = self.sums(began, ended)
+        counts = {key[0]: n for key, n in sums.items() if isinstance(key, tuple) and not key[1]}
+        return {v: Foresight(n, *(sums[v, i] / n for i in (1, 2, 3))) for v, n in counts.items()}
 
     def add_status(self, status: WorkerStatus | LearnerStatus) -> None:
         """Keep a worker's status, or one of the learner of its scope."""
@@ -261,7 +256,7 @@ def ingest(ledger: Ledger, topic: str, key: bytes | None, value: bytes | None, a
 
 
 class Observer:
-    """Reads in a thread, between :meth:`start` and :meth:`close`.
+    """Reads in a thread, while its block lasts.
 
     Policies are read from the beginning, statuses and rounds from ``since_s`` ago, drafts, which
     are many, from the end; all topics from the beginning where it is infinite, and again when a
@@ -276,12 +271,11 @@ class Observer:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._read, name="observer", daemon=True)
 
-    def start(self) -> None:
-        """Begin to read; returns at once."""
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
-    def close(self) -> None:
-        """Stop reading."""
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._thread.join(5.0)
 

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from http.server import ThreadingHTTPServer
@@ -112,9 +112,8 @@ def serving(
             return 503, "text/plain", "That cannot be shown now: try again."
 
     machine.check_free(port, "choose another with --page-port")
-    observer = Observer(kafka, ledger, HISTORY_S)
-    observer.start()
-    with closing(observer), ThreadingHTTPServer((HOSTS[0], port), handler(respond)) as server:
+    served = ThreadingHTTPServer((HOSTS[0], port), handler(respond))
+    with served as server, Observer(kafka, ledger, HISTORY_S):
         threading.Thread(target=server.serve_forever, name="page", daemon=True).start()
         try:
             yield f"http://{HOSTS[0]}:{server.server_port}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from datetime import datetime
@@ -20,9 +19,8 @@ import numpy as np
 from decoder.contracts.bundle import CHAMPION, FIRST
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX, Round
 from decoder.trial.effect import WALL, WIDTH, Effect, effect_in, effect_of, pair_of
-from pipelines.watch.ledger import Ledger, Phase
+from pipelines.watch.ledger import ARMS, Ledger, Phase
 
-ARMS: Final = ("cache", "model", "none")
 POINTS: Final = 80
 MIN_WINDOW_S: Final = 12.0
 COLOURS: Final = {
@@ -115,21 +113,16 @@ def over_time(rounds: Sequence[Round], side: str) -> list[tuple[float, Effect]]:
     return [(both[end - 1][0], effect_in(numbers[:end], WALL)) for end in ends]
 
 
-def shares_of(cycles: Counter[str]) -> dict[str, float]:
+def shares_of(cycles: Mapping[str, int]) -> dict[str, float]:
     """Of each of :data:`ARMS`; all are 0 where nothing was decided."""
-    return {arm: cycles[arm] / max(cycles.total(), 1) for arm in ARMS}
-
-
-def zone() -> str:
-    """Name of the clock's zone."""
-    return datetime.now().astimezone().tzname() or "local time"
+    return {arm: cycles[arm] / max(sum(cycles[arm] for arm in ARMS), 1) for arm in ARMS}
 
 
 def charts(ledger: Ledger, began: float, ended: float) -> list[Record]:
     """All charts from ``began`` to ``ended``, seconds since the epoch. ``marks`` are upright lines
     where something changed; a chart that ``is_empty`` has nothing to draw yet."""
     span = {"type": "date", "tickformat": "%H:%M:%S", "range": [_clock(began), _clock(ended)]}
-    x = {"title": {"text": f"time of day ({zone()})"}, **span}
+    x = {"title": {"text": f"time of day ({datetime.now().astimezone():%Z})"}, **span}
     marks, ratios, shares = (of(ledger, began, ended) for of in (_marks, _ratios, _shares))
 
     def chart(name: str, title: str, note: str, y: Record, data: list[Record]) -> Record:
@@ -163,7 +156,7 @@ def _line(name: str, points: Sequence[tuple[float, float]], colour: str, width: 
 def _shares(ledger: Ledger, began: float, ended: float) -> list[Record]:
     width = max(MIN_WINDOW_S, (ended - began) / POINTS)
     times = np.arange(began + width / 2, ended, width / 2).tolist()
-    seen = [(t, shares_of(ledger.cycles(t - width / 2, t + width / 2))) for t in times]
+    seen = [(t, shares_of(ledger.sums(t - width / 2, t + width / 2))) for t in times]
     return [
         _line(arm, [(t, 100.0 * shares[arm]) for t, shares in seen], COLOURS[arm], 2)
         | {"stackgroup": "arms"}
@@ -220,13 +213,13 @@ SHORTEST_S: Final = 60.0
 def record(
     ledger: Ledger,
     title: str,
-    sentences: Sequence[str | Record] = (),
+    sentences: Sequence[Record] = (),
     nothing: str = "Nothing was seen.",
 ) -> Record:
     """What the page shows of ``ledger``, ready for JSON; all text of it is shown as text.
 
     Args:
-        sentences: text, or records as :func:`pipelines.watch.live.sentences`.
+        sentences: as those of :func:`pipelines.watch.live.sentences`.
         nothing: what stands in the place of a chart without anything to draw.
     """
     rounds = ledger.own_rounds
@@ -242,8 +235,8 @@ def record(
     ]
     return {
         "title": title,
-        "sentences": [{"text": s} if isinstance(s, str) else s for s in sentences],
-        "made": f"{_moment(time.time())} {zone()}",
+        "sentences": [*sentences],
+        "made": f"{datetime.now().astimezone():%F %T %Z}",
         "nothing": nothing,
         "tiles": [_tile(side, whole) for side, whole in found[ALL].items()],
         "charts": charts(ledger, began, max(ended, began + SHORTEST_S)),
@@ -258,14 +251,6 @@ def render(figures: Record, live: bool = False) -> str:
 
     template = Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(figures=figures, live=live, plotly=get_plotlyjs())
-
-
-def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Record:
-    return {"title": title, "head": list(head), "rows": [list(row) for row in rows]}
-
-
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _tile(side: str, whole: Effect) -> Record:
@@ -284,9 +269,9 @@ def _ratio_table(
         ends = [NAMES[side] for side in best_and_worst(one) or ()] or ["cannot tell", ""]
         rate = f"{rate_of(parts[name]):.1f}"
         rows.append([name, *(as_text(one[side]) for side in sides), *ends, rate])
-    head = ["traffic", *(f"over {NAMES[s]}" for s in sides), "best fixed", "worst fixed"]
-    title = "Nobody has to choose: ratios of tokens a second"
-    return _table(title, [*head, "tokens / s"], rows)
+    over = [f"over {NAMES[side]}" for side in sides]
+    head = ["traffic", *over, "best fixed", "worst fixed", "tokens / s"]
+    return {"title": "Nobody has to choose: ratios of tokens a second", "head": head, "rows": rows}
 
 
 def _foresight_table(ledger: Ledger) -> Record:
@@ -297,7 +282,8 @@ def _foresight_table(ledger: Ledger) -> Record:
         for version, one in sorted(ledger.foresight(began, ended).items())
     ]
     head = ["traffic", "version", "cache drafts", "foreseen", "accepted", "off by"]
-    return _table("What policies foresee: accepted tokens of a cache draft", head, rows)
+    title = "What policies foresee: accepted tokens of a cache draft"
+    return {"title": title, "head": head, "rows": rows}
 
 
 def _version_table(ledger: Ledger) -> Record:
@@ -313,5 +299,6 @@ def _version_table(ledger: Ledger) -> Record:
     events += [(at, ledger.named(v), "in force on the worker") for at, v in switches]
     events += [(at, "", "the learner says that the traffic changed") for at in ledger.alarms()]
     events += [(at, "", what) for at, what in ledger.rollout_moves()]
-    rows = [[_moment(at), *told] for at, *told in sorted(events, key=lambda e: e[0])[-60:]]
-    return _table("Policy versions", ["time of day", "version", "what"], rows)
+    last = sorted(events, key=lambda event: event[0])[-60:]
+    rows = [[f"{datetime.fromtimestamp(at):%F %T}", *told] for at, *told in last]
+    return {"title": "Policy versions", "head": ["time of day", "version", "what"], "rows": rows}

@@ -75,8 +75,7 @@ def decode(
     """Methods against each other in the reference engine, prompt by prompt.
 
     Each prompt is decoded by every method in turn, in rotating order. Ctrl-C
-    reports what is there. Two prompts of each workload take some five minutes
-    on two cores.
+    reports what is there. Takes minutes, also with --limit 2.
     Example: hvd bench decode --limit 2 --methods greedy,suffix,hybrid
     """
     from decoder.contracts.errors import SettingsError

@@ -57,8 +57,7 @@ def replay(
 
     Lines hold messages, a prompt and its output, or token ids; sessions are
     parted by name into training, warm-up and test. Without trace files the
-    embedded model first answers sixty prompts, once: some three minutes on
-    two cores.
+    embedded model first answers sixty prompts, once, which takes minutes.
     Example: hvd replay traces/*.jsonl --limit 200 --json
     """
     from decoder.contracts.bundle import ANY_SCOPE

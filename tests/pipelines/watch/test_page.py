@@ -22,7 +22,7 @@ from decoder.contracts.topics import DRAFTS, STATUS, TRIALS
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.watch import ledger as ledger_module
-from pipelines.watch.ledger import Foresight, Ledger, Phase
+from pipelines.watch.ledger import ARMS, Foresight, Ledger, Phase
 from pipelines.watch.live import links_to, sentences, serving
 from pipelines.watch.page import (
     ALL,
@@ -160,7 +160,7 @@ def test_four_sentences_say_what_a_running_service_comes_to() -> None:
 @needs_browser
 def test_a_browser_draws_the_page_without_a_network_and_runs_no_name(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    told = render(record(records.recorded(phase=HOSTILE), HOSTILE, ["It was faster."]))
+    told = render(record(records.recorded(phase=HOSTILE), HOSTILE, [{"text": "It was faster."}]))
     file.write_text(told, encoding="utf-8")
     (figures,) = re.findall("^let figures = (.*);$", told, re.MULTILINE)
     assert json.loads(figures)["title"] == HOSTILE and len(told) > 3_000_000
@@ -311,9 +311,10 @@ def test_arms_are_those_of_the_policy_in_force_whatever_other_sides_did() -> Non
     ]
     found = Ledger(WORKER)
     found.add_drafts(batch(made))
-    assert found.cycles(100.0, 105.0) == {"cache": 1, "model": 1, "none": 2}
-    assert shares_of(found.cycles(105.0, 110.0)) == {"cache": 0.0, "model": 1.0, "none": 0.0}
-    assert set(shares_of(found.cycles(0.0, 9.0)).values()) == {0.0}
+    cycles = found.sums(100.0, 105.0)
+    assert {arm: cycles[arm] for arm in ARMS} == {"cache": 1, "model": 1, "none": 2}
+    assert shares_of(found.sums(105.0, 110.0)) == {"cache": 0.0, "model": 1.0, "none": 0.0}
+    assert set(shares_of(found.sums(0.0, 9.0)).values()) == {0.0}
     label = {1: Foresight(2, 3.5, 4.0, 1.5)}
     assert found.foresight(100.0, 105.0) == label, "labelled to the end, and its own"
     assert not found.foresight(106.0, 110.0)
@@ -326,7 +327,7 @@ def test_events_count_once_and_only_those_of_the_own_worker_and_scope() -> None:
     found.add_drafts(batch([event(0, 101.0)]))
     found.add_drafts(batch([event(1, 101.0)], replace(ORIGIN, worker="another")))
     found.add_drafts(batch([event(0, 102.0)], replace(ORIGIN, life="2e" * 8)))
-    assert found.seen == found.cycles(0.0, 200.0).total() == 2
+    assert found.seen == found.sums(0.0, 200.0)["cache"] == 2
     found.add_status(records.worker_status(101.0, 0))
     found.add_status(learner_status(101.0, 5))
     found.add_status(learner_status(102.0, 99).model_copy(update={"scope": "other"}))
@@ -358,7 +359,7 @@ def test_made_up_lives_times_and_publications_do_not_grow_for_ever(
         found.add_policy(1e15, SCOPE, TRIAL, None)
     assert found.seen == 10
     assert len(found._numbers) == len(found._published) == 3
-    assert len(found._cycles) <= 7
+    assert len(found._seconds) <= 7
     assert found._published[-1].time <= time.time()
 
 
