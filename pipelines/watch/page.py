@@ -267,7 +267,7 @@ def _ratio_table(
     rows = []
     for name, one in found.items():
         ends = [NAMES[side] for side in best_and_worst(one) or ()] or ["cannot tell", ""]
-        rate = f"{rate_of(parts[name]):.1f}"
+        rate = f"{rate_of(parts[name]):.1f}" if parts[name] else "-"
         rows.append([name, *(as_text(one[side]) for side in sides), *ends, rate])
     over = [f"over {NAMES[side]}" for side in sides]
     head = ["traffic", *over, "best fixed", "worst fixed", "tokens / s"]
