@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -76,8 +76,18 @@ def serving(settings: LearnerSettings, vitals: Vitals) -> Iterator[int | None]:
     registry.register(StatusCollector(lambda: vitals.said))
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
+
+    def respond(host: str, path: str) -> tuple[int, str, str]:
+        path = path.partition("?")[0]
+        if path == "/metrics":
+            return 200, CONTENT_TYPE_LATEST, generate_latest(registry).decode()
+        wrong = {"/health": vitals.ill, "/ready": vitals.ill or vitals.unready}.get(path)
+        if wrong is None:
+            return 404, "text/plain", "there are /metrics, /health and /ready\n"
+        return 503 if wrong else 200, "text/plain", f"{wrong or 'ok'}\n"
+
     try:
-        server = ThreadingHTTPServer((settings.host, settings.port), _handler(vitals, registry))
+        server = ThreadingHTTPServer((settings.host, settings.port), handler(respond))
     except OSError as error:
         raise SettingsError(
             f"the learner's page cannot listen on {settings.host}:{settings.port} "
@@ -93,7 +103,10 @@ def serving(settings: LearnerSettings, vitals: Vitals) -> Iterator[int | None]:
         server.server_close()
 
 
-def _handler(vitals: Vitals, registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
+def handler(respond: Callable[[str, str], tuple[int, str, str]]) -> type[BaseHTTPRequestHandler]:
+    """Answers with the status, content type and text that ``respond`` makes of the host and the
+    path that are asked for."""
+
     class Handler(BaseHTTPRequestHandler):
         timeout = CLIENT_SECONDS
 
@@ -103,13 +116,7 @@ def _handler(vitals: Vitals, registry: CollectorRegistry) -> type[BaseHTTPReques
                 super().handle()
 
         def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            wrong = {"/health": vitals.ill, "/ready": vitals.ill or vitals.unready}.get(path)
-            status, told, kind = 503 if wrong else 200, f"{wrong or 'ok'}\n", "text/plain"
-            if path == "/metrics":
-                told, kind = generate_latest(registry).decode(), CONTENT_TYPE_LATEST
-            elif wrong is None:
-                status, told = 404, "there are /metrics, /health and /ready\n"
+            status, kind, told = respond(self.headers.get("Host", ""), self.path)
             body = told.encode()
             self.send_response(status)
             self.send_header("Content-Type", kind)

@@ -78,7 +78,11 @@ def serve(
 
 @app.command()
 def learn() -> None:
-    """Learn from the draft events on Kafka until Ctrl-C; publishes better policies."""
+    """Learn from the draft events on Kafka until Ctrl-C; publishes better policies.
+
+    One for all workers, beside them or elsewhere; 'hvd up' starts one itself.
+    Example: HVD_KAFKA_BOOTSTRAP_SERVERS=kafka:9092 hvd learn
+    """
     from learner.__main__ import main as learner_main
 
     raise typer.Exit(learner_main())
@@ -95,8 +99,10 @@ def up(
 ) -> None:
     """Start broker, registry, worker and learner, and keep them up until Ctrl-C.
 
-    What ends is started again, and said. Once all is ready it prints what to try first: a request,
-    a page, a topic, a rollback. Topics, versions and what was learned are kept for the next time.
+    A start takes one to three minutes. What ends is started again, and said.
+    Once all is ready it prints what to try first: a request, a page, a topic,
+    a rollback. Topics, versions and what was learned are kept for next time.
+    Example: hvd up --page-port 8011
     """
     from pipelines.stack.running import Home, Ports
     from pipelines.stack.up import up as stay
@@ -114,9 +120,11 @@ def demo(
 ) -> None:
     """Serve, learn and watch for a few minutes; writes reports/demo/report.html.
 
-    Needs no network, no GPU and no free port. A phase ends once it has pairs enough, or with its
-    share of nine minutes. Exit status 1: a request failed, an event was lost, or a part died.
+    Needs no network, no GPU and no free port, and takes eight minutes on two
+    cores. A phase ends once it has pairs enough, or with its share of nine
+    minutes. Exit status 1: a request failed, an event was lost, or a part died.
     What the time was too short to show is said, and no failure.
+    Example: hvd demo --minutes 5
     """
     from pipelines.demo import run as whole
 

@@ -65,13 +65,6 @@ def traffic_seconds(minutes: float | None, spent: float) -> float:
     return max(SHORTEST_SECONDS, min(DEFAULT_MINUTES * 60.0, WHOLE_SECONDS - spent))
 
 
-def has_enough(ledger: Ledger) -> bool:
-    """Whether the running phase has pairs enough: see :data:`ENOUGH`."""
-    phase = ledger.phases[-1]
-    effects = uplifts(list(ledger.rounds), [phase])[phase.traffic].values()
-    return all(one.pairs >= ENOUGH for one in effects)
-
-
 def run(minutes: float | None, console: Console, folder: Path) -> Summary:
     """Run the demo from start to stop; state of an earlier demo is removed first.
 
@@ -94,9 +87,10 @@ def run(minutes: float | None, console: Console, folder: Path) -> Summary:
     assigned = ", ".join(f"{k}={os.environ.get(k, v)}" for k, v in settings.items())
     console.print(f"Set for the demo alone: {assigned}.", highlight=False, soft_wrap=True)
     settings["HVD_WORKER_NAME"] = ledger.worker
-    with running(ports, home, console, breakage.OPTIONS, settings) as stack:
-        observer = Observer(stack.kafka, ledger)
-        observer.start()
+    with (
+        running(ports, home, console, breakage.OPTIONS, settings) as stack,
+        Observer(stack.kafka, ledger),
+    ):
         traffic = Traffic(stack.api, stack.model, ledger)
         try:
             children = stack.children
@@ -123,9 +117,7 @@ def run(minutes: float | None, console: Console, folder: Path) -> Summary:
                             told["why"] = model.version(str(told[version])).tags.get("why", "")
         finally:
             traffic.stopping.set()
-            observer.close()
-    start = os.environ.get("HVD_WORKER_START", "first")
-    summary = summarise(ledger, traffic.counts, began, before, start, mistaken, taught)
+    summary = summarise(ledger, traffic.counts, began, before, mistaken, taught)
     write(ledger, summary, folder)
     return summary
 
@@ -137,8 +129,8 @@ def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
         SettingsError: they cannot be written.
     """
     made = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s on {summary['machine']}."
-    sentences = [*summary["sentences"], *summary["failings"], made]
-    page = record(ledger, f"Adaptive decoding: a demo run, {summary['date']}", sentences)
+    sentences = [{"text": s} for s in (*summary["sentences"], *summary["failings"], made)]
+    page = record(ledger, f"Adaptive decoding: a demo run, {summary['date'][:10]}", sentences)
     write_json(summary, folder / "summary.json")
     write_text(render(page), folder / "report.html")
 
@@ -169,10 +161,12 @@ def is_over(ledger: Ledger, plan: Plan, by_hand: int) -> bool:
     """Whether the running phase, ``plan``'s, has shown what it is for."""
     if by_hand:
         return outcome(ledger, by_hand)["taken_back_s"] is not None
+    phase = ledger.phases[-1]
     if plan.learns:
-        after = lesson(ledger, ledger.phases[-1])["after"]
+        after = lesson(ledger, phase)["after"]
         return after is not None and after["drafts"] >= ENOUGH_DRAFTS
-    return has_enough(ledger)
+    effects = uplifts(list(ledger.rounds), [phase])[phase.kind].values()
+    return all(one.pairs >= ENOUGH for one in effects)
 
 
 def _wait_until_learned(stack: Stack, ledger: Ledger, before: int) -> None:
@@ -186,9 +180,9 @@ def _wait_until_learned(stack: Stack, ledger: Ledger, before: int) -> None:
     while time.monotonic() < deadline:
         stack.check()
         is_fresh = min(ledger.statuses[-1].time, ledger.learner[-1].time) > quiet
-        if is_fresh and ledger.produced == ledger.consumed - before == ledger.drafts.seen:
+        if is_fresh and ledger.produced == ledger.consumed - before == ledger.seen:
             return
-        if taken != (taken := ledger.consumed + ledger.drafts.seen):
+        if taken != (taken := ledger.consumed + ledger.seen):
             deadline = time.monotonic() + DRAIN_SECONDS
         time.sleep(0.2)
     if not is_fresh:

@@ -11,13 +11,21 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from pipelines import machine
-from pipelines.watch.ledger import Ledger, Phase
-from pipelines.watch.page import ALL, NAMES, as_dict, best_and_worst, rate_in, uplifts
+from pipelines.watch.ledger import ARMS, Ledger, Phase
+from pipelines.watch.page import (
+    ALL,
+    NAMES,
+    as_dict,
+    best_and_worst,
+    by_kind,
+    rate_of,
+    shares_of,
+    uplifts,
+)
 
 Summary = dict[str, Any]
 NEEDED: Final = 120
 """Answers of the learner's phase after which a candidate had won in simulation, at most."""
-STARTS: Final = {"first": "the policy that ships", "counting": "nothing learned"}
 
 
 def summarise(
@@ -25,7 +33,6 @@ def summarise(
     requests: Mapping[str, int],
     began: float,
     consumed_before: int = 0,
-    start: str = "first",
     mistake: Mapping[str, Any] | None = None,
     lesson: Mapping[str, Any] | None = None,
 ) -> Summary:
@@ -35,12 +42,10 @@ def summarise(
     Args:
         requests: how many were ``answered`` and ``failed``, and their ``tokens``.
         began: of the traffic, seconds since the epoch; ``consumed_before``: events learned by then.
-        start: what served at first, one of :data:`STARTS`.
         mistake: what became of a bad policy, as :func:`pipelines.demo.run.outcome`, and
             ``why``.
         lesson: what became of the learner's phase, as :func:`lesson`, and ``answers`` and ``why``.
     """
-    windows = ledger.drafts.windows([(p.began, p.ended) for p in ledger.phases])
     rounds = list(ledger.rounds)
     consumed = ledger.consumed - consumed_before
     found = uplifts(rounds, ledger.phases, at_end=True)
@@ -49,7 +54,7 @@ def summarise(
         "date": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         "duration_s": round(max((p.ended for p in ledger.phases), default=began) - began, 1),
         "machine": machine.description(),
-        "start": start,
+        "start": ledger.named(ledger.statuses[0].policy_version if ledger.statuses else 0),
         **{f"requests_{name}": requests.get(name, 0) for name in ("answered", "failed")},
         "tokens": requests.get("tokens", 0),
         "uplift": {
@@ -62,17 +67,15 @@ def summarise(
         "events_produced": ledger.produced,
         "events_consumed": consumed,
         "events_lost": ledger.produced - consumed,
-        "events_seen": ledger.drafts.seen,
+        "events_seen": ledger.seen,
         "policy_versions_applied": ledger.learned_versions(),
-        "policy_switches": [
-            {"at_s": round(time - began, 1), "version": version}
-            for time, version in ledger.policy_switches()
-        ],
         "phases": [
-            {"name": p.name, "workloads": p.workloads, "from_s": round(p.began - began, 1)}
-            | {"to_s": round(p.ended - began, 1), **asdict(window)}
-            | {"tok_per_s": rate_in([p], rounds), "kind": p.traffic}
-            for p, window in zip(ledger.phases, windows, strict=True)
+            {"name": p.name, "workloads": p.workloads, "kind": p.kind}
+            | {"from_s": round(p.began - began, 1), "to_s": round(p.ended - began, 1)}
+            | {"events": sum(cycles[arm] for arm in ARMS), "arm_shares": shares_of(cycles)}
+            | {"tok_per_s": rate_of(by_kind(rounds, [p])[p.kind])}
+            for p in ledger.phases
+            for cycles in [ledger.sums(p.began, p.ended)]
         ],
         "lesson": lesson,
         "mistake": mistake,
@@ -89,7 +92,7 @@ def lesson(ledger: Ledger, phase: Phase) -> dict[str, Any]:
     """What the policy that most cache drafts of ``phase`` were foreseen by foresaw, and what came;
     and ``after`` it, told apart, the last of the learner's that came into force in the phase: the
     same, its ``version``, and ``after_s`` seconds of the phase. null is not yet."""
-    seen = ledger.drafts.foresight(phase.began, phase.ended)
+    seen = ledger.foresight(phase.began, phase.ended)
     learned, after, after_s = ledger.learned_versions(), None, None
     for at, version in ledger.policy_switches():
         if phase.began <= at < phase.ended and version in learned:
@@ -172,7 +175,7 @@ def _guard(summary: Summary) -> str:
 def _learning(summary: Summary) -> str:
     applied, found = summary["policy_versions_applied"], summary["lesson"]
     told = (
-        f"It began with {STARTS[summary['start']]}, learned from {summary['events_consumed']} "
+        f"It began with {summary['start']}, learned from {summary['events_consumed']} "
         f"draft events of its own traffic, and put {len(applied)} of the policies it made in force"
     )
     if found is None or found["before"] is None:

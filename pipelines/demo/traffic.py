@@ -78,7 +78,7 @@ class Traffic:
         """From now on send ``plan``'s workloads; requests under way finish as they are."""
         with self._lock:
             self._end_phase()
-            self.ledger.phases.append(Phase(plan.name, plan.workloads, time.time(), kind=plan.kind))
+            self.ledger.phases.append(Phase(plan.name, plan.workloads, plan.kind, time.time()))
             self._next = interleaved(plan.workloads, seed=seed)
             self._plan = plan
         while len(self._threads) < MOST_SESSIONS:

@@ -68,7 +68,10 @@ def promote(
     scope: Scope = None,
     as_json: Json = False,
 ) -> None:
-    """Make a version champion; a bundle (*.safetensors) is registered first."""
+    """Make a version champion; a bundle (*.safetensors) is registered first.
+
+    Example: hvd policy promote 3 --why "it was faster"
+    """
     with _asking() as moves:
         done = moves.promote(moves.one_model(scope), version, why, force=force)
     _say(done, as_json)

@@ -35,8 +35,9 @@ def export(
 ) -> None:
     """Write draft events into FOLDER as Parquet: all that lie there now.
 
-    Run again, it adds what has come since. Interrupted, it keeps what it has: run it again. What a
-    worker sent twice lies there twice, under one life and number.
+    Run again, it adds what has come since. Interrupted, it keeps what it has:
+    run it again. What a worker sent twice lies there twice, under one life
+    and number.
     Questions to ask it with DuckDB: docs/telemetry.md.
     Example: hvd telemetry export events
     """
@@ -71,8 +72,8 @@ def forget(
 ) -> None:
     """Where a tenant is on the topics and until when; and its deletion, as far as that can be.
 
-    Without --delete-records nothing on the topics is changed: records go with their topic's
-    retention. What it cannot reach it says.
+    Without --delete-records nothing on the topics is changed: records go with
+    their topic's retention. What it cannot reach it says.
     Example: hvd telemetry forget --tenant 5f1c0a...
     By its API key: hvd telemetry forget --tenant - <the-file-with-the-key
     """

@@ -10,15 +10,10 @@ import itertools
 import math
 import threading
 import time
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Final, TypeVar
-
-import numpy as np
-from kafka import TopicPartition
+from typing import Any, Final, Self, TypeVar
 
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, FIRST, Policy, unpack
@@ -28,7 +23,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
 from decoder.contracts.trials import Round, decode_round
-from decoder.kafka.clients import AWAY, close, fetch, listens, open_consumer
+from decoder.kafka.clients import AWAY, close, fetch, listens, open_consumer, places_of
 
 ARMS: Final = ("cache", "model", "none")
 OWN: Final = ("", CHAMPION)
@@ -45,14 +40,6 @@ LEARNED: Final = "learner"
 
 
 @dataclass(frozen=True)
-class Window:
-    """What the policy in force made of a stretch of time."""
-
-    events: int
-    arm_shares: dict[str, float]
-
-
-@dataclass(frozen=True)
 class Foresight:
     """What a policy foresaw of ``drafts`` cache drafts, and what came: means of accepted tokens,
     and of how far it was ``off``."""
@@ -61,69 +48,6 @@ class Foresight:
     foreseen: float
     accepted: float
     off: float
-
-
-@dataclass
-class _Second:
-    arms: Counter[str] = field(default_factory=Counter)  # cycles
-    foreseen: dict[int, Any] = field(default_factory=dict)  # sums of a Foresight, by version
-
-
-class Drafts:
-    """What became of drafts. ``seen`` are distinct events, of all sides; sums older than ``keep_s``
-    are forgotten."""
-
-    def __init__(self, keep_s: float = math.inf) -> None:
-        self.keep_s = keep_s
-        self.seen = 0
-        self._seconds: dict[int, _Second] = {}
-        self._numbers: dict[tuple[str, int], None] = {}
-
-    def add(self, batch: EventBatch) -> None:
-        """Count the events of ``batch``, each once."""
-        numbers = (batch.numbers[name].tolist() for name in NUMBERS)
-        names = (batch.names[name] for name in ("arm", "side", "censored"))
-        for event in zip(*numbers, *names, strict=True):
-            number, at, version, length, foreseen, accepted, arm, side, censored = event
-            if (batch.origin.life, number) not in self._numbers:
-                self._numbers[batch.origin.life, number] = None
-                self.seen += 1
-                if side in OWN:
-                    second = self._seconds.setdefault(int(at), _Second())
-                    second.arms[arm] += 1
-                    if length and not censored:
-                        one = np.array([1.0, foreseen, accepted, abs(foreseen - accepted)])
-                        second.foreseen[version] = one + second.foreseen.get(version, 0.0)
-        while len(self._numbers) > KEPT_NUMBERS:
-            del self._numbers[next(iter(self._numbers))]
-        if len(self._seconds) > 2 * self.keep_s:
-            # neither too old nor of a time to come, which would never grow old
-            now = time.time()
-            kept = {s: one for s, one in self._seconds.items() if abs(now - s) <= self.keep_s}
-            self._seconds = kept
-
-    def windows(self, bounds: Sequence[tuple[float, float]]) -> list[Window]:
-        """What happened between each of ``bounds``, seconds since the epoch, in whole seconds."""
-        seconds, found = dict(self._seconds), []
-        known = sorted(seconds)
-        for begins, ends in bounds:
-            within = known[bisect_left(known, begins) : bisect_left(known, ends)]
-            cycles = sum((seconds[second].arms for second in within), Counter[str]())
-            total = cycles.total()
-            found.append(Window(total, {arm: cycles[arm] / max(total, 1) for arm in ARMS}))
-        return found
-
-    def foresight(self, began: float, ended: float) -> dict[int, Foresight]:
-        """By policy version, of the cache drafts between two times that were labelled to the end;
-        in whole seconds."""
-        sums: dict[int, Any] = {}
-        for second, held in dict(self._seconds).items():
-            for version, some in dict(held.foreseen).items() if began <= second < ended else ():
-                sums[version] = some + sums.get(version, 0.0)
-        return {
-            version: Foresight(int(some[0]), *(some[1:] / some[0]).tolist())
-            for version, some in sums.items()
-        }
 
 
 Timed = TypeVar("Timed", WorkerStatus, LearnerStatus, Round)
@@ -136,14 +60,9 @@ class Phase:
 
     name: str
     workloads: tuple[str, ...]
+    kind: str
     began: float  # seconds since the epoch
     ended: float = math.inf
-    kind: str = ""
-
-    @property
-    def traffic(self) -> str:
-        """What it is compared as."""
-        return self.kind or self.name
 
 
 @dataclass(frozen=True)
@@ -162,7 +81,7 @@ class Ledger:
 
     Of one ``worker``, or of all where it is "". What is ``keep_s`` older than the newest of its
     kind is forgotten, and what is :data:`AHEAD_S` ahead of now is not believed. ``refused`` counts
-    records that could not be read.
+    records that could not be read, ``seen`` distinct draft events, of all sides.
     """
 
     worker: str = ""
@@ -172,11 +91,10 @@ class Ledger:
     rounds: list[Round] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     refused: int = 0
-    drafts: Drafts = field(init=False)
+    seen: int = 0
     _published: list[Publication] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.drafts = Drafts(self.keep_s)
+    _seconds: dict[int, Counter[Any]] = field(default_factory=dict)  # see sums
+    _numbers: dict[tuple[str, int], None] = field(default_factory=dict)
 
     @property
     def scope(self) -> str:
@@ -189,9 +107,45 @@ class Ledger:
         return [r for r in list(self.rounds) if r.scope == self.scope]
 
     def add_drafts(self, batch: EventBatch) -> None:
-        """Count the events of ``batch``."""
-        if self._is_mine(batch.origin.worker, batch.origin.scope):
-            self.drafts.add(batch)
+        """Count the events of ``batch``, each once."""
+        if not self._is_mine(batch.origin.worker, batch.origin.scope):
+            return
+        numbers = (batch.numbers[name].tolist() for name in NUMBERS)
+        names = (batch.names[name] for name in ("arm", "side", "censored"))
+        for event in zip(*numbers, *names, strict=True):
+            number, at, version, length, foreseen, accepted, arm, side, censored = event
+            if (batch.origin.life, number) in self._numbers:
+                continue
+            self._numbers[batch.origin.life, number] = None
+            self.seen += 1
+            if side in OWN:
+                held = self._seconds.setdefault(int(at), Counter())
+                held[arm] += 1
+                if length and not censored:
+                    told = (1, foreseen, accepted, abs(foreseen - accepted))
+                    held.update({(version, place): one for place, one in enumerate(told)})
+        while len(self._numbers) > KEPT_NUMBERS:
+            del self._numbers[next(iter(self._numbers))]
+        if len(self._seconds) > 2 * self.keep_s:
+            now = time.time()
+            # neither too old nor of a time to come, which would never grow old
+            self._seconds = {s: c for s, c in self._seconds.items() if abs(now - s) <= self.keep_s}
+
+    def sums(self, began: float, ended: float) -> Counter[Any]:
+        """What the policy in force decided between two times, in whole seconds: cycles by arm, and
+        by version and place in a :class:`Foresight` what comes to its means."""
+        found = Counter[Any]()
+        for second, held in self._seconds.copy().items():
+            if began <= second < ended:
+                found.update(dict(held))
+        return found
+
+    def foresight(self, began: float, ended: float) -> dict[int, Foresight]:
+        """By policy version, of its cache drafts between two times that were labelled to the end;
+        in whole seconds."""
+        sums = self.sums(began, ended)
+        counts = {key[0]: n for key, n in sums.items() if isinstance(key, tuple) and not key[1]}
+        return {v: Foresight(n, *(sums[v, i] / n for i in (1, 2, 3))) for v, n in counts.items()}
 
     def add_status(self, status: WorkerStatus | LearnerStatus) -> None:
         """Keep a worker's status, or one of the learner of its scope."""
@@ -302,7 +256,7 @@ def ingest(ledger: Ledger, topic: str, key: bytes | None, value: bytes | None, a
 
 
 class Observer:
-    """Reads in a thread, between :meth:`start` and :meth:`close`.
+    """Reads in a thread, while its block lasts.
 
     Policies are read from the beginning, statuses and rounds from ``since_s`` ago, drafts, which
     are many, from the end; all topics from the beginning where it is infinite, and again when a
@@ -317,12 +271,11 @@ class Observer:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._read, name="observer", daemon=True)
 
-    def start(self) -> None:
-        """Begin to read; returns at once."""
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
-    def close(self) -> None:
-        """Stop reading."""
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._thread.join(5.0)
 
@@ -342,16 +295,13 @@ class Observer:
             self._closing.wait(PAUSE_S)
 
     def _follow(self, consumer: Any) -> None:
-        places = [
-            TopicPartition(topic.name, partition)
-            for topic in (DRAFTS, POLICY, STATUS, TRIALS)
-            for partition in sorted(consumer.partitions_for_topic(topic.name) or {0})
-        ]
+        topics = (DRAFTS, POLICY, STATUS, TRIALS)
+        places = [place for topic in topics for place in places_of(consumer, topic.name)]
         is_whole = math.isinf(self.since_s)
         consumer.assign(places)
         consumer.seek_to_end(*places)
         consumer.seek_to_beginning(*(p for p in places if is_whole or p.topic == POLICY.name))
-        if self.since_s and not is_whole:
+        if not is_whole:
             past = [p for p in places if p.topic in (STATUS.name, TRIALS.name)]
             moment = int((time.time() - self.since_s) * 1000)
             for place, found in consumer.offsets_for_times(dict.fromkeys(past, moment)).items():
@@ -359,11 +309,10 @@ class Observer:
                     consumer.seek(place, found.offset)
         for place, offset in () if is_whole else self._next.items():
             consumer.seek(place, offset)
-        self._next = {place: consumer.position(place) for place in places}
         while not self._closing.is_set():
+            self._next = {place: consumer.position(place) for place in places}
             records = fetch(consumer, 0)
             for record in records:
-                self._next[TopicPartition(record.topic, record.partition)] = record.offset + 1
                 seconds = record.timestamp / 1000.0
                 ingest(self.ledger, record.topic, record.key, record.value, seconds)
             if not records:

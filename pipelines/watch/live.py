@@ -10,21 +10,22 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import ANY_SCOPE
-from decoder.contracts.errors import ProcessError
 from decoder.contracts.redacted import for_anybody
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.policy.first import first_or_counting
 from decoder.trial.effect import FEWEST
+from learner.page import handler
+from pipelines import machine
 from pipelines.watch.ledger import LEARNED, Ledger, Observer
 from pipelines.watch.page import (
     ALL,
@@ -85,12 +86,14 @@ def serving(
 
     @lru_cache(1)
     def figures(period: float) -> Record:
-        empty = STILL_TO_COME if ledger.drafts.seen else nothing
+        empty = STILL_TO_COME if ledger.seen else nothing
         return record(ledger, TITLE, sentences(ledger, links), nothing=empty)
 
-    def respond(path: str) -> tuple[int, str, str]:
+    def answer(path: str) -> tuple[int, str, str]:
         if log := logs.get(path.removeprefix("/log/")):
-            return 200, "text/plain; charset=utf-8", _tail(log)
+            with log.open("rb") as file:
+                file.seek(max(0, log.stat().st_size - LOG_BYTES))
+                return 200, "text/plain; charset=utf-8", file.read().decode(errors="replace")
         if path not in ("/", "/figures.json"):
             return 404, "text/plain", "There is /, /figures.json and /log/ with a part's name."
         with one_at_a_time:
@@ -99,54 +102,29 @@ def serving(
             return 200, "text/html; charset=utf-8", render(now, live=True)
         return 200, "application/json", json.dumps(now, allow_nan=False)
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer = 403, "text/plain", "Ask for http://127.0.0.1 and the port."
-            try:
-                if self.headers.get("Host", "").partition(":")[0] in HOSTS:
-                    answer = respond(self.path)
-            except Exception:  # noqa: BLE001 -- the next figures may be well again
-                complaints.exception("the page's figures cannot be computed")
-                answer = 503, "text/plain", "That cannot be shown now: try again."
-            status, kind, text = answer
-            body = text.encode()
-            with suppress(OSError):  # who asked has gone
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+    def respond(host: str, path: str) -> tuple[int, str, str]:
+        if host.partition(":")[0] not in HOSTS:
+            return 403, "text/plain", "Ask for http://127.0.0.1 and the port."
+        try:
+            return answer(path)
+        except Exception:  # noqa: BLE001 -- the next figures may be well again
+            complaints.exception("the page's figures cannot be computed")
+            return 503, "text/plain", "That cannot be shown now: try again."
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing: the terminal is somebody else's."""
-
-    try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    except OSError as error:
-        raise ProcessError(
-            f"port {port} is taken, so the page cannot be served there: choose another."
-        ) from error
-    observer = Observer(kafka, ledger, HISTORY_S)
-    observer.start()
-    threading.Thread(target=server.serve_forever, name="page", daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        observer.close()
+    machine.check_free(port, "choose another with --page-port")
+    served = ThreadingHTTPServer((HOSTS[0], port), handler(respond))
+    with served as server, Observer(kafka, ledger, HISTORY_S):
+        threading.Thread(target=server.serve_forever, name="page", daemon=True).start()
+        try:
+            yield f"http://{HOSTS[0]}:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 SILENT_S: Final = 15.0
 """A status comes each second: whoever sends none for so long is away, or has ended."""
 CLOSE: Final = 0.05
 """Half the width, as a share, at which an interval is narrow enough to stop waiting for."""
-
-
-def _tail(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - LOG_BYTES))
-        return file.read().decode(errors="replace")
 
 
 def sentences(ledger: Ledger, links: Mapping[str, str]) -> list[dict[str, str]]:

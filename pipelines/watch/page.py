@@ -68,18 +68,24 @@ def compared(rounds: Sequence[Round]) -> list[str]:
     return [side for side in NAMES if side in played] or [PLAIN]
 
 
+def by_kind(rounds: Sequence[Round], phases: Iterable[Phase]) -> dict[str, list[Round]]:
+    """Rounds that ended in phases of each kind, and :data:`ALL`."""
+    parts: dict[str, list[Round]] = {}
+    for phase in phases:
+        ended = [one for one in rounds if phase.began <= one.time < phase.ended]
+        parts.setdefault(phase.kind, []).extend(ended)
+    return {**parts, ALL: list(rounds)}
+
+
 def uplifts(
     rounds: Sequence[Round], phases: Iterable[Phase], at_end: bool = False
 ) -> dict[str, dict[str, Effect]]:
-    """Rates over each other side's by the clock, by side, of the phases of each kind and of
-    :data:`ALL`. A round belongs to the phase in which it ended. ``at_end``: of a run whose length
-    did not depend on them (:func:`decoder.trial.effect.effect`)."""
-    parts: dict[str, list[Round]] = {}
-    for phase in phases:
-        parts.setdefault(phase.traffic, []).extend(_within(phase, rounds))
-    parts[ALL], sides = list(rounds), compared(rounds)
+    """Rates over each other side's by the clock, by side, of :func:`by_kind`. ``at_end``: of a run
+    whose length did not depend on them (:func:`decoder.trial.effect.effect`)."""
+    sides = compared(rounds)
     return {
-        n: {s: effect_of(part, CHAMPION, s, at_end) for s in sides} for n, part in parts.items()
+        kind: {side: effect_of(part, CHAMPION, side, at_end) for side in sides}
+        for kind, part in by_kind(rounds, phases).items()
     }
 
 
@@ -92,15 +98,10 @@ def best_and_worst(sides: Mapping[str, Effect]) -> tuple[str, str] | None:
     return min(known, key=known.__getitem__), max(known, key=known.__getitem__)
 
 
-def rate_in(phases: Iterable[Phase], rounds: Sequence[Round]) -> float:
-    """Tokens a second of the champion in its blocks of ``phases``, by the clock; 0 without any."""
-    played = (one.block(CHAMPION) for phase in phases for one in _within(phase, rounds))
-    blocks = [block for block in played if block]
+def rate_of(rounds: Iterable[Round]) -> float:
+    """Tokens a second of the champion in its blocks, by the clock; 0 without any."""
+    blocks = [block for one in rounds if (block := one.block(CHAMPION))]
     return 1e6 * sum(b.tokens for b in blocks) / max(sum(b.us for b in blocks), 1.0)
-
-
-def _within(phase: Phase, rounds: Iterable[Round]) -> list[Round]:
-    return [one for one in rounds if phase.began <= one.time < phase.ended]
 
 
 def over_time(rounds: Sequence[Round], side: str) -> list[tuple[float, Effect]]:
@@ -112,16 +113,16 @@ def over_time(rounds: Sequence[Round], side: str) -> list[tuple[float, Effect]]:
     return [(both[end - 1][0], effect_in(numbers[:end], WALL)) for end in ends]
 
 
-def zone() -> str:
-    """Name of the clock's zone."""
-    return datetime.now().astimezone().tzname() or "local time"
+def shares_of(cycles: Mapping[str, int]) -> dict[str, float]:
+    """Of each of :data:`ARMS`; all are 0 where nothing was decided."""
+    return {arm: cycles[arm] / max(sum(cycles[arm] for arm in ARMS), 1) for arm in ARMS}
 
 
 def charts(ledger: Ledger, began: float, ended: float) -> list[Record]:
     """All charts from ``began`` to ``ended``, seconds since the epoch. ``marks`` are upright lines
     where something changed; a chart that ``is_empty`` has nothing to draw yet."""
     span = {"type": "date", "tickformat": "%H:%M:%S", "range": [_clock(began), _clock(ended)]}
-    x = {"title": {"text": f"time of day ({zone()})"}, **span}
+    x = {"title": {"text": f"time of day ({datetime.now().astimezone():%Z})"}, **span}
     marks, ratios, shares = (of(ledger, began, ended) for of in (_marks, _ratios, _shares))
 
     def chart(name: str, title: str, note: str, y: Record, data: list[Record]) -> Record:
@@ -155,10 +156,12 @@ def _line(name: str, points: Sequence[tuple[float, float]], colour: str, width: 
 def _shares(ledger: Ledger, began: float, ended: float) -> list[Record]:
     width = max(MIN_WINDOW_S, (ended - began) / POINTS)
     times = np.arange(began + width / 2, ended, width / 2).tolist()
-    windows = ledger.drafts.windows([(t - width / 2, t + width / 2) for t in times])
-    seen = list(zip(times, windows, strict=True))
-    shares = {arm: [(t, 100.0 * w.arm_shares[arm]) for t, w in seen] for arm in ARMS}
-    return [_line(arm, shares[arm], COLOURS[arm], 2) | {"stackgroup": "arms"} for arm in ARMS]
+    seen = [(t, shares_of(ledger.sums(t - width / 2, t + width / 2))) for t in times]
+    return [
+        _line(arm, [(t, 100.0 * shares[arm]) for t, shares in seen], COLOURS[arm], 2)
+        | {"stackgroup": "arms"}
+        for arm in ARMS
+    ]
 
 
 def _marks(ledger: Ledger, began: float, ended: float) -> list[Record]:
@@ -210,32 +213,30 @@ SHORTEST_S: Final = 60.0
 def record(
     ledger: Ledger,
     title: str,
-    sentences: Sequence[str | Record] = (),
+    sentences: Sequence[Record] = (),
     nothing: str = "Nothing was seen.",
 ) -> Record:
     """What the page shows of ``ledger``, ready for JSON; all text of it is shown as text.
 
     Args:
-        sentences: text, or records as :func:`pipelines.watch.live.sentences`.
+        sentences: as those of :func:`pipelines.watch.live.sentences`.
         nothing: what stands in the place of a chart without anything to draw.
     """
     rounds = ledger.own_rounds
     found = uplifts(rounds, ledger.phases, bool(ledger.phases))  # they end, and are looked at once
-    kinds = {p.traffic: [q for q in ledger.phases if q.traffic == p.traffic] for p in ledger.phases}
-    rates = {kind: f"{rate_in(alike, rounds):.1f}" for kind, alike in kinds.items()}
     times = [*(s.time for s in ledger.statuses), *(r.time for r in rounds)] or [time.time()]
     began, ended = min(times), max(times)
     if ledger.phases:
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
-        _ratio_table(found, rates),
+        _ratio_table(found, by_kind(rounds, ledger.phases)),
         _foresight_table(ledger),
         _version_table(ledger),
     ]
     return {
         "title": title,
-        "sentences": [{"text": s} if isinstance(s, str) else s for s in sentences],
-        "made": f"{_moment(time.time())} {zone()}",
+        "sentences": [*sentences],
+        "made": f"{datetime.now().astimezone():%F %T %Z}",
         "nothing": nothing,
         "tiles": [_tile(side, whole) for side, whole in found[ALL].items()],
         "charts": charts(ledger, began, max(ended, began + SHORTEST_S)),
@@ -252,14 +253,6 @@ def render(figures: Record, live: bool = False) -> str:
     return template.render(figures=figures, live=live, plotly=get_plotlyjs())
 
 
-def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Record:
-    return {"title": title, "head": list(head), "rows": [list(row) for row in rows]}
-
-
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
-
-
 def _tile(side: str, whole: Effect) -> Record:
     value = f"{whole.ratio:.2f}" if is_bounded(whole) else "-"
     pairs = f"{whole.pairs} pair{'s' * (whole.pairs > 1)} of blocks"
@@ -267,15 +260,18 @@ def _tile(side: str, whole: Effect) -> Record:
     return {"id": f"over_{side}", "label": f"over {NAMES[side]}", "value": value, "detail": detail}
 
 
-def _ratio_table(found: Mapping[str, Mapping[str, Effect]], rates: Mapping[str, str]) -> Record:
+def _ratio_table(
+    found: Mapping[str, Mapping[str, Effect]], parts: Mapping[str, Sequence[Round]]
+) -> Record:
     sides = [*found[ALL]]
     rows = []
     for name, one in found.items():
         ends = [NAMES[side] for side in best_and_worst(one) or ()] or ["cannot tell", ""]
-        rows.append([name, *(as_text(one[side]) for side in sides), *ends, rates.get(name, "")])
-    head = ["traffic", *(f"over {NAMES[s]}" for s in sides), "best fixed", "worst fixed"]
-    title = "Nobody has to choose: ratios of tokens a second"
-    return _table(title, [*head, "tokens / s"], rows)
+        rate = f"{rate_of(parts[name]):.1f}" if parts[name] else "-"
+        rows.append([name, *(as_text(one[side]) for side in sides), *ends, rate])
+    over = [f"over {NAMES[side]}" for side in sides]
+    head = ["traffic", *over, "best fixed", "worst fixed", "tokens / s"]
+    return {"title": "Nobody has to choose: ratios of tokens a second", "head": head, "rows": rows}
 
 
 def _foresight_table(ledger: Ledger) -> Record:
@@ -283,10 +279,11 @@ def _foresight_table(ledger: Ledger) -> Record:
     rows = [
         [name, ledger.named(version), f"{one.drafts:,}", *(f"{n:.2f}" for n in astuple(one)[1:])]
         for name, began, ended in spans
-        for version, one in sorted(ledger.drafts.foresight(began, ended).items())
+        for version, one in sorted(ledger.foresight(began, ended).items())
     ]
     head = ["traffic", "version", "cache drafts", "foreseen", "accepted", "off by"]
-    return _table("What policies foresee: accepted tokens of a cache draft", head, rows)
+    title = "What policies foresee: accepted tokens of a cache draft"
+    return {"title": title, "head": head, "rows": rows}
 
 
 def _version_table(ledger: Ledger) -> Record:
@@ -302,5 +299,6 @@ def _version_table(ledger: Ledger) -> Record:
     events += [(at, ledger.named(v), "in force on the worker") for at, v in switches]
     events += [(at, "", "the learner says that the traffic changed") for at in ledger.alarms()]
     events += [(at, "", what) for at, what in ledger.rollout_moves()]
-    rows = [[_moment(at), *told] for at, *told in sorted(events, key=lambda e: e[0])[-60:]]
-    return _table("Policy versions", ["time of day", "version", "what"], rows)
+    last = sorted(events, key=lambda event: event[0])[-60:]
+    rows = [[f"{datetime.fromtimestamp(at):%F %T}", *told] for at, *told in last]
+    return {"title": "Policy versions", "head": ["time of day", "version", "what"], "rows": rows}

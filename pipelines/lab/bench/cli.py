@@ -74,7 +74,9 @@ def decode(
 ) -> None:
     """Methods against each other in the reference engine, prompt by prompt.
 
-    Each prompt is decoded by every method in turn, in rotating order. Ctrl-C reports what is there.
+    Each prompt is decoded by every method in turn, in rotating order. Ctrl-C
+    reports what is there. Takes minutes, also with --limit 2.
+    Example: hvd bench decode --limit 2 --methods greedy,suffix,hybrid
     """
     from decoder.contracts.errors import SettingsError
     from pipelines.lab.bench import metrics
@@ -152,7 +154,8 @@ def serve(
 ) -> None:
     """Real servers against each other: stock vLLM without speculation, suffix, eagle3; ours.
 
-    Interrupted, it reports the servers that were done. Arguments after -- go to every server.
+    Interrupted, it reports the servers that were done. Arguments after -- go
+    to every server. A server of a round takes minutes.
     Example: hvd bench serve --limit 8 --rounds 1 -- --max-model-len 4096
     """
     from decoder.contracts.bundle import ANY_SCOPE
@@ -228,8 +231,8 @@ def decide(
 ) -> None:
     """All that is ours in a vLLM step: microseconds a request, processor time.
 
-    Real lookups, decisions, labels, events, accounts and vLLM's adapter. Budget: 12 us a
-    request of 64, and with --whole 2 ms of waiting.
+    Real lookups, decisions, labels, events, accounts and vLLM's adapter.
+    Budget: 12 us a request of 64, and with --whole 2 ms of waiting.
     """
     from pipelines.lab.bench.step_cost import measure
 
@@ -266,10 +269,11 @@ def learner(
 ) -> None:
     """What a learner takes in on one core, by scopes and intakes; no broker, no registry.
 
-    Intakes apart send a sixteenth of the requests on: events a second of them together, each on a
-    core, and of the learner, by what they read.
+    Intakes apart send a sixteenth of the requests on: events a second of them
+    together, each on a core, and of the learner, by what they read.
 
-    Aims: 50,000 events a second, and as much memory after ten million events as after one.
+    Aims: 50,000 events a second, and as much memory after ten million events
+    as after one.
     """
     from pipelines.lab.bench.learner import measure
     from pipelines.reports import Shown

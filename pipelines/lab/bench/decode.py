@@ -113,7 +113,8 @@ def run(
                 floor = Floor(m.model) if mine is not None and m.rule is None else None
                 sessions[m.name] = Session(engine, m, mine, floor)
             for prompt in usable[limit:]:
-                for session in sessions.values():
+                for name, session in sessions.items():
+                    tick(f"warming up {sets[place].name}: {name}")
                     session.generate(list(prompt.ids), selection.max_tokens)
             return usable[:limit], sessions
 
@@ -217,7 +218,7 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     made = methods.build(wanted, policies, engine.head is not None, k)
     results, told = Results(settings, problems=problems), len(problems)
     with Shown(console) as shown:
-        left = len(made) * sum(min(selection.limit, len(s.prompts)) for s in sets)
+        left = len(made) * sum(min(many, len(s.prompts)) for s in sets)
         begun = itertools.count()
         shown.step("warming up", 0, left)
         run(

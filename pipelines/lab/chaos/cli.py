@@ -27,10 +27,11 @@ def chaos(
 ) -> None:
     """Kill, starve and damage every part of a stack while clients ask; say what was seen.
 
-    Starts a stack of its own on free ports. With the embedded model in float32 every answer is
-    compared, token for token, with the one given before. Exit status 1: a wrong answer, a request
-    that failed though its worker lived, an event lost unaccounted or counted twice, or a
-    publication out of order.
+    Starts a stack of its own on free ports. With the embedded model in float32
+    every answer is compared, token for token, with the one given before. Exit
+    status 1: a wrong answer, a request that failed though its worker lived, an
+    event lost unaccounted or counted twice, or a publication out of order.
+    Takes minutes a trouble. Example: hvd chaos --only broker
     """
     from pipelines.lab.chaos import run
     from pipelines.lab.chaos.troubles import TROUBLES

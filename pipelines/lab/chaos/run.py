@@ -128,14 +128,10 @@ def staged(root: Path, seed: int, console: Console) -> Iterator[Stage]:
         if errors := [reply.error for reply in replies if reply.error]:
             raise ProcessError(f"a request failed before anything was done: {errors[0]}")
         answers, audit = [reply.tokens for reply in replies], TopicAudit()
-        observer = Observer(stack.kafka, audit, since_s=math.inf)
-        observer.start()
         stage = Stage(stack, root, audit, watches, sent, answers, random.Random(seed))
-        try:
+        with Observer(stack.kafka, audit, since_s=math.inf):
             stage.until("all to speak", lambda: bool(audit.statuses and audit.learner))
             yield stage
-        finally:
-            observer.close()
 
 
 def make_trouble(stage: Stage, trouble: Trouble) -> Record:

@@ -20,7 +20,10 @@ def train_drafter(
     tokens: Annotated[int, typer.Option(min=1000, help="Answer tokens to write.")] = 400_000,
     minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 60.0,
 ) -> None:
-    """Make an EAGLE3 drafter for the embedded model: its states, training, export."""
+    """Make an EAGLE3 drafter for the embedded model: its states, training, export.
+
+    Takes hours. Example: hvd train-drafter --minutes 60 --out drafter
+    """
     import torch
 
     from pipelines import embedded, machine

@@ -36,7 +36,8 @@ def drift(
 ) -> None:
     """Measure what learning is worth when traffic changes, on recordings; needs no engine.
 
-    Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1 --json > drift.json
+    Takes minutes a scenario and seed.
+    Example: hvd drift --traces traces --scenario agents-to-chat --seeds 1
     """
     from decoder.policy.first import first_policy
     from pipelines.embedded import load_tokenizer

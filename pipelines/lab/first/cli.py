@@ -11,8 +11,12 @@ from rich.console import Console
 
 def bootstrap(
     traces: Annotated[
-        list[Path], typer.Option(help="Trace files, or a folder of them; may be given again.")
-    ],
+        list[Path] | None,
+        typer.Option(
+            help="Trace files, or a folder of them; may be given again. Default: what 'hvd replay' "
+            "recorded, with --licence ''."
+        ),
+    ] = None,
     licence: Annotated[
         list[str] | None,
         typer.Option(
@@ -32,24 +36,30 @@ def bootstrap(
 ) -> None:
     """Make the first policy, which any model serves with until it has its own.
 
-    It is trained on recorded generations of many kinds (JSON Lines as for hvd replay) and written
-    where it ships from, with a card of what it was made of and how it does with each file left out.
-    Example: hvd bootstrap --traces traces
+    It is trained on recorded generations of many kinds (JSON Lines as for hvd
+    replay), and written with a card of what it was made of and how it does with
+    each file left out. Takes minutes.
+    Example: hvd bootstrap --traces traces --bundle mine.safetensors
     """
+    from decoder.contracts.errors import SettingsError
     from decoder.core.payoff.token_classes import token_classes_of
     from decoder.policy.first import SHIPPED
     from decoder.policy.probes import to_bytes
     from decoder.settings import WorkerSettings
     from pipelines.embedded import load_tokenizer
     from pipelines.lab.first import make
+    from pipelines.lab.replay import recording
     from pipelines.lab.replay.engine import Simulator
     from pipelines.lab.replay.traces import files_of
     from pipelines.reports import Shown, atomic_write
 
+    if not (traces or (made := recording.folder_of()).is_dir()):
+        raise SettingsError("name traces with --traces, or let 'hvd replay' record some first.")
+    files = files_of(traces or [made])
     place, ids = bundle or SHIPPED, load_tokenizer(tokenizer)
     simulator = Simulator(token_classes_of(ids), WorkerSettings.load())
     with Shown(Console(stderr=True)) as shown:
-        sets = make.read_sets(files_of(traces), ids, licence or make.ALLOWED, shown.step)
+        sets = make.read_sets(files, ids, licence or make.ALLOWED, shown.step)
         samples = make.samples_of(sets, generations, simulator, shown.step)
         named = tokenizer or "the embedded model's"
         policy = make.make(samples, named, simulator, shown.step)

@@ -44,14 +44,20 @@ def replay(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Generations of each file, in whole sessions.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Generations of each file, in whole sessions; of prompts, answers of each "
+            "workload (12).",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Try decoding policies on recorded generations; for traces it needs no model.
 
-    Lines hold messages, a prompt and its output, or token ids; sessions are parted by name into
-    training, warm-up and test.
+    Lines hold messages, a prompt and its output, or token ids; sessions are
+    parted by name into training, warm-up and test. Without trace files the
+    embedded model first answers sixty prompts, once, which takes minutes.
     Example: hvd replay traces/*.jsonl --limit 200 --json
     """
     from decoder.contracts.bundle import ANY_SCOPE

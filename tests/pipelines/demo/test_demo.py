@@ -22,7 +22,6 @@ from pipelines import machine
 from pipelines.demo.breakage import OPTIONS, Breakage, set_broken
 from pipelines.demo.run import (
     ENOUGH_DRAFTS,
-    has_enough,
     is_over,
     outcome,
     status_line,
@@ -143,16 +142,16 @@ def test_a_fault_fails_a_run_and_what_time_was_too_short_to_show_does_not(
 
 def test_a_phase_lasts_until_there_are_pairs_enough_whatever_they_say() -> None:
     ledger = recorded()
-    assert has_enough(ledger) is True
+    assert is_over(ledger, PLANS[0], 0)
     ledger.rounds = records.rounds(36, 1000.0, 2.0, {CHAMPION: 60.0, "plain": 40.0})
-    assert has_enough(ledger) is False, "six pairs of this phase"
-    ledger.phases.append(Phase("to come", ("chat",), 1130.0))
-    assert has_enough(ledger) is False
+    assert not is_over(ledger, PLANS[0], 0), "six pairs of this phase"
+    ledger.phases.append(Phase("to come", ("chat",), "to come", 1130.0))
+    assert not is_over(ledger, PLANS[0], 0)
 
 
 def test_each_kind_of_traffic_is_set_beside_its_best_and_its_worst_fixed_method() -> None:
     ledger = recorded(**FASTER, model=75.0)
-    ledger.phases.append(Phase("too short", ("chat",), 1119.0, 1120.0))
+    ledger.phases.append(Phase("too short", ("chat",), "too short", 1119.0, 1120.0))
     summary = summary_of(ledger)
     ends = ("model", "plain")
     assert summary["best_and_worst"] == {"agentic": ends, "conversation": ends, "too short": None}
@@ -188,7 +187,7 @@ def test_a_copy_of_an_earlier_report_breaks_off_at_the_number_of_the_order() -> 
     assert "records" not in WORKLOADS, "made to mislead: nothing else is measured or trained on it"
 
 
-RECORDS = Phase("records", ("records",), 1030.0, 1100.0)
+RECORDS = Phase("records", ("records",), "records", 1030.0, 1100.0)
 
 
 def test_the_learners_phase_sets_what_was_foreseen_beside_what_came_before_and_after() -> None:
@@ -227,7 +226,7 @@ def test_six_sentences_say_what_was_shown_and_no_more() -> None:
     speed, _, learning, _, trust = summary_of(recorded(), failed=1)["sentences"][:5]
     assert "1.5" in speed and "plain decoding" in speed and " to " in speed
     assert "480 draft events" in learning and "put 1 of the policies" in learning
-    assert "the policy that ships" in learning
+    assert learning.startswith("It began with v1, learned from 480")
     assert "none of 480 draft events were lost" in trust and "1 of 3 requests failed" in trust
     slower = summary_of(recorded(**{**FASTER, "plain": 90.0}, lost=1))["sentences"]
     assert "slower than plain decoding in agentic, conversation" in slower[4]
@@ -242,7 +241,7 @@ def test_a_run_is_written_and_shown_at_every_stage(tmp_path: Path) -> None:
         assert json.dumps(summary["sentences"][0]) in (tmp_path / "report.html").read_text()
         assert json.loads((tmp_path / "summary.json").read_text())["ok"] is summary["ok"]
         console = Console(width=160, record=True, file=io.StringIO())
-        ledger.phases.append(Phase("begins", ("chat",), 1130.0))
+        ledger.phases.append(Phase("begins", ("chat",), "begins", 1130.0))
         console.print(status_line(ledger))
         shown = console.export_text()
         assert "over plain decoding" in shown and ("1.5" in shown) is bool(ledger.rounds)

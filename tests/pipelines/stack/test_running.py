@@ -89,29 +89,27 @@ def test_an_observer_reads_on_whatever_comes_and_records_survive_a_restart_of_th
         make_right(kafka)
         produce(kafka, (DRAFTS.name, encode_batch([event(0, 1.0)], ORIGIN, 0)))
         ledger = _Stumbling(WORKER)
-        observer = Observer(kafka, ledger)
-        observer.start()
-        until(lambda: observer._next)  # its place in the topics is fixed
-        produce(
-            kafka,
-            (DRAFTS.name, encode_batch([event(1, 2.0), event(2, 3.0)], ORIGIN, 1)),
-            (DRAFTS.name, b"not an event"),
-            (STATUS.name, said[3.0]),
-            (STATUS.name, said[4.0]),
-            (POLICY.name, b"not a bundle"),
-            (TRIALS.name, one.model_dump_json().encode()),
-        )
-        until(lambda: ledger.drafts.seen == 2 and ledger.statuses and ledger.rounds)
-        until(lambda: ledger.refused == 3, "two that keep no contract, and one that is not taken")
-        observer.close()
+        with Observer(kafka, ledger) as observer:
+            until(lambda: observer._next)  # its place in the topics is fixed
+            produce(
+                kafka,
+                (DRAFTS.name, encode_batch([event(1, 2.0), event(2, 3.0)], ORIGIN, 1)),
+                (DRAFTS.name, b"not an event"),
+                (STATUS.name, said[3.0]),
+                (STATUS.name, said[4.0]),
+                (POLICY.name, b"not a bundle"),
+                (TRIALS.name, one.model_dump_json().encode()),
+            )
+            until(lambda: ledger.seen == 2 and ledger.statuses and ledger.rounds)
+            until(
+                lambda: ledger.refused == 3, "two that keep no contract, and one that is not taken"
+            )
         assert [status.time for status in ledger.statuses] == [4.0]
         assert ledger.rounds[0].blocks[0].side == "champion"
         processes.stop([broker])
         broker = start_broker(port, data, log)
         whole = Ledger(WORKER)
-        observer = Observer(kafka, whole, since_s=math.inf)
-        observer.start()
-        until(lambda: (whole.drafts.seen, len(whole.statuses), whole.refused) == (3, 2, 2))
-        observer.close()
+        with Observer(kafka, whole, since_s=math.inf):
+            until(lambda: (whole.seen, len(whole.statuses), whole.refused) == (3, 2, 2))
     finally:
         processes.stop([broker])

@@ -45,10 +45,8 @@ def test_a_worker_hears_of_its_policy_and_who_looks_on_sees_on(poisoned: KafkaSe
     feed.close()
     for since_s in (3_600.0, math.inf):
         ledger = Ledger()
-        observer = Observer(poisoned, ledger, since_s)
-        observer.start()
-        until(lambda seen=ledger: seen.statuses and seen.published)
-        observer.close()
+        with Observer(poisoned, ledger, since_s):
+            until(lambda seen=ledger: seen.statuses and seen.published)
 
 
 def test_it_is_exported(poisoned: KafkaSettings, tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def recorded(
     ledger.add_policy(1059.0, SCOPE, CHAMPION, learned)
     for one in rounds(60, 1000.0, 2.0, rates or FASTER):
         ledger.add_round(one)
-    first = Phase(phase, ("edits", "tools"), 1000.0, 1060.0)
-    ledger.phases = [first, Phase("conversation", ("chat", "code"), 1060.0, 1120.0)]
+    first = Phase(phase, ("edits", "tools"), phase, 1000.0, 1060.0)
+    second = Phase("conversation", ("chat", "code"), "conversation", 1060.0, 1120.0)
+    ledger.phases = [first, second]
     return ledger

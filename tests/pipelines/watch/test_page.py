@@ -22,9 +22,19 @@ from decoder.contracts.topics import DRAFTS, STATUS, TRIALS
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.watch import ledger as ledger_module
-from pipelines.watch.ledger import Drafts, Foresight, Ledger, Phase, Window
+from pipelines.watch.ledger import ARMS, Foresight, Ledger, Phase
 from pipelines.watch.live import links_to, sentences, serving
-from pipelines.watch.page import ALL, as_dict, as_text, rate_in, record, render, uplifts
+from pipelines.watch.page import (
+    ALL,
+    as_dict,
+    as_text,
+    by_kind,
+    rate_of,
+    record,
+    render,
+    shares_of,
+    uplifts,
+)
 from tests.conftest import until
 from tests.decoder.telemetry.broker import running
 from tests.pipelines.watch import records
@@ -150,7 +160,7 @@ def test_four_sentences_say_what_a_running_service_comes_to() -> None:
 @needs_browser
 def test_a_browser_draws_the_page_without_a_network_and_runs_no_name(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    told = render(record(records.recorded(phase=HOSTILE), HOSTILE, ["It was faster."]))
+    told = render(record(records.recorded(phase=HOSTILE), HOSTILE, [{"text": "It was faster."}]))
     file.write_text(told, encoding="utf-8")
     (figures,) = re.findall("^let figures = (.*);$", told, re.MULTILINE)
     assert json.loads(figures)["title"] == HOSTILE and len(told) > 3_000_000
@@ -301,15 +311,14 @@ def test_arms_are_those_of_the_policy_in_force_whatever_other_sides_did() -> Non
     ]
     found = Ledger(WORKER)
     found.add_drafts(batch(made))
-    first, second, nothing = found.drafts.windows([(100.0, 105.0), (105.0, 110.0), (0.0, 9.0)])
-    shares = {"cache": 0.25, "model": 0.25, "none": 0.5}
-    assert first == Window(4, shares)
-    assert (second.events, second.arm_shares["model"]) == (1, 1.0)
-    assert nothing == Drafts().windows([(0.0, 9.0)])[0]
+    cycles = found.sums(100.0, 105.0)
+    assert {arm: cycles[arm] for arm in ARMS} == {"cache": 1, "model": 1, "none": 2}
+    assert shares_of(found.sums(105.0, 110.0)) == {"cache": 0.0, "model": 1.0, "none": 0.0}
+    assert set(shares_of(found.sums(0.0, 9.0)).values()) == {0.0}
     label = {1: Foresight(2, 3.5, 4.0, 1.5)}
-    assert found.drafts.foresight(100.0, 105.0) == label, "labelled to the end, and its own"
-    assert not found.drafts.foresight(106.0, 110.0)
-    assert (nothing.events, found.drafts.seen) == (0, 7)
+    assert found.foresight(100.0, 105.0) == label, "labelled to the end, and its own"
+    assert not found.foresight(106.0, 110.0)
+    assert found.seen == 7
 
 
 def test_events_count_once_and_only_those_of_the_own_worker_and_scope() -> None:
@@ -318,7 +327,7 @@ def test_events_count_once_and_only_those_of_the_own_worker_and_scope() -> None:
     found.add_drafts(batch([event(0, 101.0)]))
     found.add_drafts(batch([event(1, 101.0)], replace(ORIGIN, worker="another")))
     found.add_drafts(batch([event(0, 102.0)], replace(ORIGIN, life="2e" * 8)))
-    assert found.drafts.seen == found.drafts.windows([(0.0, 200.0)])[0].events == 2
+    assert found.seen == found.sums(0.0, 200.0)["cache"] == 2
     found.add_status(records.worker_status(101.0, 0))
     found.add_status(learner_status(101.0, 5))
     found.add_status(learner_status(102.0, 99).model_copy(update={"scope": "other"}))
@@ -348,14 +357,14 @@ def test_made_up_lives_times_and_publications_do_not_grow_for_ever(
         made = event(life, now + 60.0 * life)
         found.add_drafts(batch([made, made], replace(ORIGIN, life=f"{life:x}")))
         found.add_policy(1e15, SCOPE, TRIAL, None)
-    assert found.drafts.seen == 10
-    assert len(found.drafts._numbers) == len(found._published) == 3
-    assert len(found.drafts._seconds) <= 7
+    assert found.seen == 10
+    assert len(found._numbers) == len(found._published) == 3
+    assert len(found._seconds) <= 7
     assert found._published[-1].time <= time.time()
 
 
 RATES = {"champion": 60.0, "plain": 40.0, "suffix": 50.0}
-PHASES = [Phase("A", ("edits",), 100.0, 200.0), Phase("B", ("chat",), 200.0)]
+PHASES = [Phase("A", ("edits",), "A", 100.0, 200.0), Phase("B", ("chat",), "B", 200.0)]
 
 
 def played() -> list:
@@ -369,8 +378,8 @@ def test_each_phase_has_its_own_ratio_and_the_whole_is_that_of_all() -> None:
     assert (first.pairs, second.pairs, whole.pairs) == (40, 20, 60)
     assert whole.low < whole.ratio < whole.high
     assert found["A"]["suffix"].ratio == pytest.approx(1.2, rel=0.05)
-    rates = [rate_in([phase], played()) for phase in PHASES]
-    assert rates == pytest.approx([60.0, 30.0], rel=0.05) and rate_in([PHASES[0]], []) == 0.0
+    rates = [rate_of(part) for part in by_kind(played(), PHASES).values()]
+    assert rates == pytest.approx([60.0, 30.0, 50.0], rel=0.05) and rate_of([]) == 0.0
 
 
 def test_no_interval_is_claimed_before_there_is_one_and_no_side_that_never_played() -> None:

@@ -108,7 +108,7 @@ def test_a_prompt_one_method_fails_on_is_left_out_for_all(
 
 def test_ctrl_c_keeps_what_is_there(engine: ReferenceEngine) -> None:
     wanted = ("greedy", "suffix")
-    whole = decoded(engine, wanted, limit=2)
+    whole = decoded(engine, wanted, limit=2, warmup=0)
 
     class Stopping(list[str]):
         def append(self, what: str) -> None:
@@ -116,7 +116,7 @@ def test_ctrl_c_keeps_what_is_there(engine: ReferenceEngine) -> None:
             if len(self) == 6:  # in the middle of the third prompt
                 raise KeyboardInterrupt
 
-    first = decoded(engine, wanted, seen=Stopping(), limit=2)
+    first = decoded(engine, wanted, seen=Stopping(), limit=2, warmup=0)
     assert first.interrupted and list(first.prompts) == list(whole.prompts)[:2]
 
 

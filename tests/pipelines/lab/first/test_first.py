@@ -86,6 +86,8 @@ def test_what_cannot_be_made_is_said_and_ctrl_c_leaves_the_old_bundle_as_it_was(
 ) -> None:
     assert "--licence" in str(bootstrap("--licence", "MIT").exception), "one set is left"
     assert "0 of the trace files" in str(bootstrap("--licence", "").exception), "all name one"
+    unnamed = CliRunner().invoke(app, ["bootstrap", "--bundle", str(bundle)])
+    assert "let 'hvd replay' record some" in str(unnamed.exception)
 
     def pressed(*_: object) -> None:
         raise KeyboardInterrupt
