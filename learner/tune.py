@@ -19,11 +19,10 @@ LEAST_RATE: Final = 0.5
 """Tokens in the time of a plain step: drafting nothing reaches one. A record may say anything."""
 
 
-def tuned(policy: Policy, measured: Costs | None, champion: Policy) -> Policy:
+def tuned(policy: Policy, costs: Costs, champion: Policy) -> Policy:
     """``policy``, of survival, with what decides beside its network: the rate that a worker
     achieves, and what a model draft brings, which each worker follows by itself."""
-    seen = measured is not None and measured.has_model
-    payoff = measured.model_accepted if measured is not None and seen else champion.model_payoff
+    payoff = costs.model_accepted if costs.has_model else champion.model_payoff
     # Arm none competes in every cycle, so that nothing is switched off for good.
     return replace(policy, use_model=True, model_payoff=payoff)
 
