@@ -37,8 +37,8 @@ def worth(
     Args:
         least: relative gain [others] of the champion's time that is asked of each.
     """
-    rates = _rates(rows, costs)
     plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
+    rates = _rates(rows, costs, plain)
     choice = _chosen([champion, *others], rows, costs, rates)
     committed, time = costs.outcome(rows, choice)
     mine: Floats = committed / rates - time / plain
@@ -75,11 +75,11 @@ def _chosen(policies: Sequence[Policy], rows: Rows, costs: Costs, rates: Floats)
     return Choice(arms, lengths)
 
 
-def _rates(rows: Rows, costs: Costs) -> Floats:
-    """The rate [n] in force; where another parameter was, what was achieved by it."""
+def _rates(rows: Rows, costs: Costs, plain: Floats) -> Floats:
+    """The rate [n] in force; where another parameter was, what was achieved by it. ``plain`` [n] is
+    the time of steps that draft nothing."""
     arms = np.where(rows.arm == UNKNOWN, NONE, rows.arm).astype(np.int8)
     committed, time = costs.outcome(rows, Choice(arms, rows.verified_len))
-    plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
     achieved = max(float(committed.sum() / (time / plain).sum()), LEAST_RATE)
     found = np.where(np.isfinite(rows.rate), rows.rate, achieved).astype(np.float64)
     return np.maximum(found, LEAST_RATE)
