@@ -30,10 +30,12 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from decoder.contracts.bundle import metadata_of
+from decoder.contracts.features import SCHEMA_ID
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = "hvd.learner.v8"
+FORMAT: Final = f"hvd.learner.v8-{SCHEMA_ID.rpartition('-')[2]}"
+"""Of other features, nothing that was learned is to be gone on from."""
 Tree = dict[str, Any]
 """What is put into a file: what JSON knows, arrays and dataclasses; it is read back without the
 last, and in the same order."""
