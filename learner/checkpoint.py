@@ -30,15 +30,21 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from decoder.contracts.bundle import metadata_of
+from decoder.contracts.features import SCHEMA_ID
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = "hvd.learner.v8"
+FORMAT: Final = f"hvd.learner.v8-{SCHEMA_ID.rpartition('-')[2]}"
+"""Of other features, nothing that was learned is to be gone on from."""
 Tree = dict[str, Any]
 """What is put into a file: what JSON knows, arrays and dataclasses; it is read back without the
 last, and in the same order."""
 Arrays = dict[str, NDArray[Any]]
 T = TypeVar("T")
+
+
+class OtherFormat(ValueError):
+    """A whole file of another release; says of which format."""
 
 
 def previous_of(path: Path) -> Path:
@@ -92,12 +98,17 @@ def load(path: Path) -> Tree | None:
 
     A damaged file is reported and moved aside to ``*.damaged``, so that the next save does not
     replace the sound previous one by it.
+
+    Raises:
+        OtherFormat: another release has saved it.
     """
     for candidate in (path, previous_of(path)):
         if not candidate.exists():
             continue
         try:
             return read(candidate)
+        except OtherFormat:
+            raise
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             log.error("checkpoint %s is damaged (%s); trying the one before it", candidate, error)
             with contextlib.suppress(OSError):
@@ -143,14 +154,14 @@ def unpack(data: bytes) -> Tree:
     metadata = metadata_of(data)
     if metadata["digest"] != _digest(arrays, metadata["state"]):
         raise ValueError("its digest does not match")
-    mark = metadata["mark"]
+    mark = metadata.get("mark", "mark")  # older releases had none
 
     def heard(value: dict[str, Any]) -> Any:
         return arrays[value[mark]].copy() if value.keys() == {mark} else value
 
     tree: Tree = json.loads(metadata["state"], object_hook=heard)
-    if tree.pop("format") != FORMAT:
-        raise ValueError(f"not of format {FORMAT}")
+    if (of := tree.pop("format")) != FORMAT:
+        raise OtherFormat(of)
     return tree
 
 

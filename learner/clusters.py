@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -89,7 +90,7 @@ class Clusters:
                 closed.append(self._close(session))
         self.rows += len(sessions)
         self.turns = [*self.turns, *(turn for turn in turns if turn <= MOST_OPEN)][-TURNS:]
-        turn = float(np.median(self.turns)) if self.turns else len(sessions)
+        turn = median(self.turns) if self.turns else len(sessions)
         while self.open:
             session, (last, _, _) = next(iter(self.open.items()))
             silent = self.rows - last > SILENCE + PATIENCE * min(turn, len(self.open))

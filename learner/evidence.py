@@ -20,6 +20,7 @@ the mean.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -59,7 +60,7 @@ class Bets:
 
     def take(self, number: float, exposed: float) -> None:
         """Take in a cluster's ``number``, which could not be below ``-exposed``. Mutates."""
-        usual = float(np.median(self.exposed)) if self.exposed else 0.0
+        usual = median(self.exposed) if self.exposed else 0.0
         if (scale := max(usual, exposed)) > 0.0:
             if self.restarts:
                 self.held = np.logaddexp(self.held, 0.0)

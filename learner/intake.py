@@ -167,9 +167,8 @@ def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) 
         relay.vitals = vitals
         try:
             relay.workers.read(1.0)
-            if relay.source.connect(stop):
-                while not stop.is_set():
-                    relay.step()
+            while not stop.is_set():
+                relay.step()
         finally:
             relay.close()
 

@@ -72,11 +72,12 @@ class Learners:
         """Start from the champion's weights, or at random where it is of another kind. Mutates."""
         self.weights = _alike()
         if champion.kind == "survival":
-            begins = train.continue_from(champion, train.CAREFUL)
+            held = champion.mean, champion.std, champion.layers
+            begins = train.start("survival", *held, rate=train.CAREFUL)
             self.abreast = train.abreast([begins for _ in NAMES])
             return
         seen = train.normaliser(buffer.recent(len(buffer)).features)
-        begins = train.start("survival", *seen, rate=train.QUICK)
+        begins = train.start("survival", *seen)
         self.abreast = train.abreast([begins for _ in NAMES])
         self.learn(buffer, WARM_UP)
 

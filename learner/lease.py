@@ -58,11 +58,12 @@ CLAIM: Final = TypeAdapter(Claim)
 
 
 def read_claim(value: bytes | None) -> Claim | None:
-    """A record's claim; None where it holds none."""
+    """A record's claim; None where it holds none, or one that nobody would remember."""
     try:
-        return CLAIM.validate_json(value or b"", strict=True)
+        claim = CLAIM.validate_json(value or b"", strict=True)
     except ValidationError:
         return None
+    return claim if len(claim.holder) <= NAME_LENGTH else None
 
 
 def counts(claim: Claim, held: Claim | None) -> bool:

@@ -34,8 +34,6 @@ from learner.source import EventSource, Fetched
 AHEAD_SECONDS: Final = 86_400.0
 """How far an event's time may lie behind its record's, or behind now: a clock that is wrong by
 hours is believed, one in another century would make everything after it look old."""
-SCHEMAS: Final = 20
-"""Feature schemas of others that are told apart; anybody may make more up."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,6 @@ class Intake:
         self.records = self.events = 0
         self._shares = shares
         self._relayed = relayed
-        self._schemas: set[str] = set()
         self._complaints = Complaints()
 
     def admit(self, record: Fetched) -> Lessons | None:
@@ -160,7 +157,10 @@ class Intake:
         except EventRefused as error:
             self.refused[error.reason] += 1
             if isinstance(error, SchemaUnknown):
-                self._pass_over(error.schema)
+                self._complaints.warning(
+                    "draft events of feature schema %r are counted and passed over: their worker "
+                    "is of another version than this learner", error.schema,
+                )  # fmt: skip
             else:
                 self.dead.send(record, error)
             return None
@@ -193,15 +193,6 @@ class Intake:
                 time.time() - read_at if lag and read_at else 0.0, source.silent_seconds()
             ),
         }
-
-    def _pass_over(self, schema: str) -> None:
-        if len(self._schemas) < SCHEMAS:
-            self._schemas.add(schema)
-        told = schema if schema in self._schemas else "and others"
-        self._complaints.warning(
-            f"draft events of feature schema {told.replace('%', '%%')!r} are counted and passed "
-            "over: their worker is of another version than this learner"
-        )
 
 
 def _check_time(batch: EventBatch, record: Fetched, now: float) -> None:

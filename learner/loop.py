@@ -372,9 +372,8 @@ def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) 
         learner.vitals = vitals
         try:
             learner.registrar.start()
-            if learner.source.connect(stop):
-                while not stop.is_set():
-                    learner.step()
+            while not stop.is_set():
+                learner.step()
             learner.checkpoint()  # not after an error: what was half done is done again
         finally:
             learner.close()

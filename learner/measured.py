@@ -96,9 +96,12 @@ def _medians(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     """Medians of ``x`` and ``y`` in up to BINS bins of ``x`` holding about equally many."""
     edges = np.unique(np.quantile(x, np.linspace(0.0, 1.0, BINS + 1)))
     bins = np.clip(np.searchsorted(edges, x, side="right"), 1, len(edges))
-    full = [b for b in np.unique(bins) if (bins == b).sum() >= MIN_IN_BIN]
-    middle_x = np.array([np.median(x[bins == b]) for b in full])
-    return middle_x, np.array([np.median(y[bins == b]) for b in full])
+    order = np.argsort(bins, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(bins[order])) + 1)
+    full = [part for part in parts if len(part) >= MIN_IN_BIN]
+    return np.array([np.median(x[part]) for part in full]), np.array(
+        [np.median(y[part]) for part in full]
+    )
 
 
 def robust_line(x: Floats, y: Floats) -> tuple[float, float] | None:

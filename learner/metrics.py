@@ -16,7 +16,6 @@ from prometheus_client.registry import Collector
 from decoder.contracts.status import LearnerStatus
 
 COUNTS: Final = {
-    "events_duplicate": "Draft events of records that came again.",
     "dead_letters_failed": "Refused records that their topic did not take.",
     "events_unknown": "Draft events of scopes that no worker's status names: passed over.",
     "records_missing": "Gaps in the sequences of lives and partitions.",
@@ -31,32 +30,25 @@ LEVELS: Final = {
     "lag_seconds": "How old what was read last is, or since when no broker answers; 0 at the end.",
     "waiting": "Policies that wait for the registry.",
     "checkpoint_age": "Seconds since a checkpoint was written.",
-    "scopes_awake": "Scopes in memory.",
-    "scopes_known": "Scopes in memory or in files.",
 }
 SCOPE_COUNTS: Final = {
     "events_consumed": "Distinct draft events.",
     "drafts_consumed": "Of these, the ones that train: their cache draft is the worker's own.",
     "predicted_tokens": "Accepted tokens foreseen, of drafts with a complete label.",
     "accepted_tokens": "Accepted tokens of the same drafts.",
-    "updates": "Optimiser steps of each network.",
     "drifts": "Alarms that the traffic changed.",
     "candidates": "Policies that won over the champion offline.",
     "promotions": "Of these, the ones that became champion.",
 }
 SCOPE_LEVELS: Final = {
     "share": "Part of its requests that is learned from.",
-    "buffer": "Drafts held for training.",
     "mae": "Absolute error of the champion on recent drafts, tokens.",
     "champion_version": "Version of the champion.",
     "publication": "Number of its last publication; 0 before the first.",
     "holds_lease": "1 while the scope is this learner's to promote and publish.",
-    "trial_version": "Version that is compared with the champion; 0: none.",
-    "trial_share": "Part of a worker's steps that it decides.",
     "trial_ratio": "Its rate over the champion's; 0: no pairs yet.",
     "trial_low": "Lower bound of the ratio; 0: too few pairs.",
     "trial_high": "Upper bound of the ratio; 0: too few pairs.",
-    "trial_pairs": "Rounds in which both took part.",
 }
 PREFIX: Final = "hvd_learner_"
 
@@ -85,11 +77,6 @@ class StatusCollector(Collector):
             GaugeMetricFamily, "registry_away_seconds",
             "Since when MLflow does not answer; 0: it does.",
             {(): max(time.time() - away, 0.0) if away else 0.0},
-        )  # fmt: skip
-        yield _family(
-            GaugeMetricFamily, "lease_known",
-            "1 where some learner holds the scope, as far as is known.",
-            {(s.scope,): bool(s.lease) for s in scopes}, "scope",
         )  # fmt: skip
         for name, meaning, counts in (
             ("records_refused", "Records that keep no contract, by reason.", first.refusals),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
+from decoder.complaints import Complaints
 from decoder.contracts.bundle import MAX_BUNDLE_BYTES, NUMBERS_A_TERM, Policy
 from decoder.contracts.errors import BrokerError, EventRefused
 from decoder.contracts.settings import KafkaSettings
@@ -20,8 +20,6 @@ from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_brief_produce
 from decoder.policy.probes import to_bytes
 from learner.published import Published
 from learner.source import Fetched
-
-log = logging.getLogger(__name__)
 
 ACK_SECONDS: Final = 4.0
 RETRY_SECONDS: Final = 10.0
@@ -115,6 +113,7 @@ class BriefProducer:
         self._kafka, self._purpose = kafka, purpose
         self._producer: Any = None
         self._retry_at = 0.0
+        self._complaints = Complaints()
 
     def put(self, topic: Topic, value: bytes, key: bytes | None, headers: list[Header]) -> None:
         """Hand a record to the client, or count it as failed."""
@@ -137,8 +136,7 @@ class BriefProducer:
 
     def _lost(self, failure: BaseException) -> None:
         self.failed += 1
-        if time.monotonic() >= self._retry_at:  # many may be under way when the first one fails
-            log.warning("the broker takes no %s (%s); they are counted", self._purpose, failure)
+        self._complaints.warning("the broker takes no %s: %s", self._purpose, failure)
         self._retry_at = time.monotonic() + RETRY_SECONDS
 
 
@@ -151,10 +149,6 @@ class StatusProducer(BriefProducer):
     def send(self, status: LearnerStatus) -> None:
         """Hand ``status`` to the client, or count it as failed."""
         self.put(STATUS, status.model_dump_json().encode(), status.process.encode(), STATUS.headers)
-
-
-LOGGED: Final = 100
-"""Refusals that a process says in its log; the rest are counted, and lie on the topic."""
 
 
 def headers_of(
@@ -183,11 +177,8 @@ class DeadLetters(BriefProducer):
     def __init__(self, kafka: KafkaSettings, topic: Topic = DRAFTS) -> None:
         super().__init__(kafka, "dead-letters")
         self._topic = topic
-        self._said = 0
 
     def send(self, record: Fetched, error: EventRefused) -> None:
         """Hand ``record`` to the client, or count it as failed."""
-        if self._said < LOGGED:
-            self._said += 1
-            log.warning("record %d/%d refused: %s", record.partition, record.offset, error)
+        self._complaints.warning("record %d/%d refused: %s", record.partition, record.offset, error)
         self.put(DEAD, record.value, record.key, headers_of(record, error, self._topic))

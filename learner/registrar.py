@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from decoder.contracts.errors import PolicyRefused, RegistryError
+from decoder.contracts.errors import HvdError, PolicyRefused, RegistryError
 from learner.registrations import (
     KEPT,
     LOST,
@@ -201,7 +201,7 @@ class Registrar:
             ours = self._may(move.scope)
             done = carry_out(self._registry, move) if ours else Moved(move, LOST)
             self.given_up["person"] += ours and bool(done.refusal)
-        except RegistryError as error:
+        except Exception as error:  # noqa: BLE001 -- as in _try
             if self._again(key, "a move of its aliases", error):
                 return
             done = Moved(move, str(error))
@@ -216,7 +216,7 @@ class Registrar:
         key = (scope, "a candidate" if registration.against else "its first policy")
         try:
             settled = self._settled(registration, standings.get(scope, Standing(scope)))
-        except (RegistryError, PolicyRefused) as error:
+        except Exception as error:  # noqa: BLE001 -- nor a bug that one scope's state brings out
             if self._again(key, key[1], error):
                 return
         else:
@@ -233,7 +233,8 @@ class Registrar:
         unreadable = isinstance(error, PolicyRefused)
         self._tries[key] += 1
         if self._tries[key] < TRIES and not unreadable:
-            log.warning("%s; try %d of %d", error, self._tries[key], TRIES)
+            ours = isinstance(error, HvdError)
+            log.warning("%s; try %d of %d", error, self._tries[key], TRIES, exc_info=not ours)
             return True
         self.given_up["unreadable" if unreadable else "refused"] += 1
         log.error(

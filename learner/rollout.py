@@ -44,10 +44,6 @@ class Rollout:
             self.said = f"version {self.one.subject}: {outcome.why}"
         self.one = self.outcome = None
 
-    def forget(self) -> None:
-        """Whoever acts for the scope has ended what is on. Mutates."""
-        self.one, self.outcome, self.asked = None, None, 0
-
     def decide(self, settings: LearnerSettings) -> Outcome | None:
         """The outcome, where the figures have just come to one. Mutates."""
         if self.one is None or self.outcome is not None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+from decoder.complaints import Complaints
 from decoder.contracts.bundle import TRIAL, Policy
 from decoder.contracts.errors import BrokerError, ContractError
 from decoder.contracts.settings import KafkaSettings
@@ -36,8 +37,6 @@ from learner.state import State
 log = logging.getLogger(__name__)
 
 FAULT: Final = Outcome("give up", "its figures could not be told, which is a fault of the learner")
-LOGGED: Final = 20
-"""Refused rounds that a process says in its log; the rest are counted."""
 
 
 class Rollouts:
@@ -59,6 +58,7 @@ class Rollouts:
             kafka, resumed.round_offsets, topic=TRIALS, marks=resumed.round_marks
         )
         self.refused = 0
+        self._complaints = Complaints()
         self._lease, self._publisher = lease, publisher
         self._registrar = registrar
         self._followed = False
@@ -94,8 +94,7 @@ class Rollouts:
                 played = decode_round(record.value)
             except ContractError as error:
                 self.refused += 1
-                if self.refused <= LOGGED:
-                    log.warning("record %d/%d: %s", record.partition, record.offset, error)
+                self._complaints.warning("record %d/%d: %s", record.partition, record.offset, error)
                 continue
             if not self.sequences.admit(played.life, record.partition, played.number):
                 continue
@@ -158,7 +157,7 @@ class Rollouts:
             one.published(last.number, time.time())
             one.share = one.share if ours else last.share or SHARE
         elif one is not None and one.number and others:
-            rollout.forget()
+            rollout.one, rollout.outcome, rollout.asked = None, None, 0  # its holder has ended it
         if ended is not None or not ours:
             self._handed.pop(scope, None)
         if ours and ended is not None:
@@ -201,9 +200,27 @@ class Rollouts:
         return replace(move, over=one.over, to=one.version, first=first, why=back + outcome.why)
 
     def _told(self, scope: str, one: Comparison, outcome: Outcome) -> Move:
-        """Tags of ``one``, and the end of its alias."""
-        by = self._lease.holder
-        tags = tags_of(one, outcome, by, approve=self.settings.rollout == "approve")
+        """The end of its alias, and tags of the version that was put to the test: what became of
+        it, who says so, why, and its rate over that of the version it was compared with."""
+        found, trial, by = one.figures(), one.kind == "trial", self._lease.holder
+        told = {
+            "_against": str(one.other),
+            "_by": by,
+            "_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "_why": outcome.why,
+            "_pairs": str(found.cost.pairs),
+            "_minutes": f"{one.seconds / 60.0:.1f}",
+        }
+        ratios = {"_ratio": found.cost.ratio, "_wall_ratio": found.wall.ratio}
+        if math.isfinite(found.cost.high):
+            low, high = found.cost.low, found.cost.high
+            ratios |= {"_low": low, "_high": high} if trial else {"_low": high, "_high": low}
+        if found.cost.pairs:
+            told |= {name: f"{r if trial else 1.0 / r:.4f}" for name, r in ratios.items()}
+        # tags are set one after another: who sees the outcome finds the rest
+        words = _WORDS.get(outcome.word, (outcome.word, outcome.word))
+        told[""] = words[self.settings.rollout == "approve"]
+        tags = {one.kind + name: text for name, text in told.items()}
         return Move(scope, by, outcome.why, {one.subject: tags}, ended=one.version)
 
     def status(self, scope: str) -> dict[str, object]:
@@ -233,33 +250,6 @@ class Rollouts:
             "trial_high": found.high if known else 0.0,
             "trial_pairs": found.pairs,
         }
-
-
-def tags_of(one: Comparison, outcome: Outcome, by: str, *, approve: bool) -> dict[str, str]:
-    """Tags of the version that was put to the test: what became of it, who says so, why, and its
-    rate over that of the version it was compared with.
-
-    Args:
-        approve: whether a person moves the aliases.
-    """
-    found, trial = one.figures(), one.kind == "trial"
-    told = {
-        "_against": str(one.other),
-        "_by": by,
-        "_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "_why": outcome.why,
-        "_pairs": str(found.cost.pairs),
-        "_minutes": f"{one.seconds / 60.0:.1f}",
-    }
-    ratios = {"_ratio": found.cost.ratio, "_wall_ratio": found.wall.ratio}
-    if math.isfinite(found.cost.high):
-        low, high = found.cost.low, found.cost.high
-        ratios |= {"_low": low, "_high": high} if trial else {"_low": high, "_high": low}
-    if found.cost.pairs:
-        told |= {name: f"{r if trial else 1.0 / r:.4f}" for name, r in ratios.items()}
-    # tags are set one after another: who sees the outcome finds the rest
-    told[""] = _WORDS.get(outcome.word, (outcome.word, outcome.word))[approve]
-    return {one.kind + name: text for name, text in told.items()}
 
 
 _WORDS: Final = {

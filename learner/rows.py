@@ -55,7 +55,8 @@ class Rows:
 
     def take(self, index: NDArray[Any]) -> Rows:
         """The rows at ``index`` (integers, or a mask of length n), copied."""
-        return Rows(**{name: getattr(self, name)[index] for name in COLUMNS})
+        places = np.flatnonzero(index) if index.dtype == bool else index
+        return Rows(**{name: getattr(self, name).take(places, axis=0) for name in COLUMNS})
 
 
 _KINDS: Final = {

@@ -179,7 +179,7 @@ class Scope:
         if not len(likely):
             return  # a bundle is refused without a probe that may exist
         raw = train.export(trainer, self.name, self.champion.threshold, likely[-BLOCK:])
-        policy = tuned(raw, measure(recent), self.champion)
+        policy = tuned(raw, self._costs, self.champion)
         policy = replace(policy, provenance={"origin": "learner"})
         self.contest.seats[seat] = Contestant(policy, self.buffer.total, NAMES[learner])
 

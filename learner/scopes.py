@@ -40,11 +40,6 @@ class Entry:
     events: int
     rows: tuple[tuple[str, int, int], ...] = ()
 
-    @property
-    def files(self) -> set[str]:
-        """All of them."""
-        return {self.file, *(file for file, _, _ in self.rows)}
-
 
 @dataclass(frozen=True)
 class Files:
@@ -154,7 +149,8 @@ class Scopes:
         self.abandon(name, "disk")
 
     def _named(self) -> set[str]:
-        return {file for entry in self.entries.values() for file in entry.files}
+        rows = (part for entry in self.entries.values() for part in entry.rows)
+        return {entry.file for entry in self.entries.values()} | {file for file, _, _ in rows}
 
     def _write(self, name: str) -> int:
         """The scope without its rows, and those that came since; the bytes.

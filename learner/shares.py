@@ -16,6 +16,9 @@ WINDOW_SECONDS: Final = 10.0
 SLACK: Final = 4.0
 """The share is doubled only where a quarter of what is wanted comes, or it would flutter."""
 LEAST: Final = 2.0**-30
+MOST: Final = 10_000
+"""Scopes whose share is remembered, the ones heard of last: whoever writes statuses may make more
+up, and an intake follows all of them."""
 
 
 class Shares(dict[str, float]):
@@ -65,7 +68,8 @@ class Shares(dict[str, float]):
             self._set(scope, max(share, LEAST))
 
     def _set(self, scope: str, share: float) -> None:
+        self.pop(scope, None)
         if share < 1.0:
             self[scope] = share
-        else:
-            self.pop(scope, None)
+        if len(self) > MOST:
+            del self[next(iter(self))]

@@ -7,7 +7,6 @@ count them twice.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -102,20 +101,6 @@ class EventSource:
         self._complaints = Complaints()
         self._complained = False
         self._flows = False
-
-    def connect(self, stop: threading.Event) -> bool:
-        """Wait for the broker and for the topic; False when ``stop`` was set first."""
-        while not stop.is_set():
-            try:
-                if self._assign():
-                    log.info("reading %s from %s", self._topic, self.offsets or "the earliest")
-                    return True
-                waiting = f"topic {self._topic} does not exist yet"
-            except AWAY as error:
-                waiting = f"no broker at {self._kafka.bootstrap_servers} ({error})"
-            log.warning("%s; trying again in %.0f s", waiting, RETRY_SECONDS)
-            stop.wait(RETRY_SECONDS)
-        return False
 
     def poll(self, timeout: float) -> list[Fetched]:
         """Records that have come, each partition's in order. Where none has, waits ``timeout`` s.
@@ -261,12 +246,14 @@ class EventSource:
         self._consumer, self._partitions_at = None, 0.0
         self._looked_at.clear()
 
-    def _assign(self) -> bool:
-        """Read all partitions there are, new ones from the earliest; False without any."""
+    def _assign(self) -> None:
+        """Read all partitions there are, new ones from the earliest."""
         if self._consumer is None:
             self._consumer = open_consumer(self._kafka, f"reader-of-{self._topic}", **_OPTIONS)
-        self._partitions_at = time.monotonic() + PARTITIONS_SECONDS
-        there = self._partitions()
+        there = set(self._consumer.partitions_for_topic(self._topic) or ())
+        self._partitions_at = time.monotonic() + (PARTITIONS_SECONDS if there else RETRY_SECONDS)
+        if not there:
+            self._complaints.warning(f"topic {self._topic} does not exist (yet)")
         ours = there if self._group is None else there & self._group.owned
         partitions = {TopicPartition(self._topic, p) for p in ours}
         found = self._ask(partitions)
@@ -275,6 +262,7 @@ class EventSource:
             # one without an answer would keep the client from the others
             wanted = found | (assigned & partitions)
             if wanted and wanted != assigned:
+                log.info("reading %s from %s", self._topic, self.offsets or "the earliest")
                 self._consumer.assign(sorted(wanted))
                 self._looked_at.clear()
                 for tp in wanted:  # assigning afresh forgets the positions of the old ones too
@@ -284,7 +272,6 @@ class EventSource:
         else:  # the client may never ask their brokers again: see poll
             self.close()
         self._silent = partitions - found
-        return bool(there)
 
     def _ask(self, partitions: set[TopicPartition]) -> set[TopicPartition]:
         """Those of ``partitions`` that answer where they begin: a client whose broker is away finds
@@ -317,6 +304,3 @@ class EventSource:
                 "are read", [tp.partition for tp in sorted(partitions - found.keys())],
             )  # fmt: skip
         return set(found)
-
-    def _partitions(self) -> set[int]:
-        return set(self._consumer.partitions_for_topic(self._topic) or ())

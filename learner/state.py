@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -73,25 +74,53 @@ def save(settings: LearnerSettings, state: State) -> int:
 
 def resumed(settings: LearnerSettings) -> State:
     """What the newest sound checkpoint says; an empty state where there is none."""
-    fresh = State(Scopes(settings))
-    told = checkpoint.load(settings.checkpoint_path)
-    if told is None:
-        log.info("no checkpoint at %s: starting anew", settings.checkpoint_path)
-        return fresh
     try:
+        told = checkpoint.load(settings.checkpoint_path)
+        if told is None:
+            log.info("no checkpoint at %s: starting anew", settings.checkpoint_path)
+            return State(Scopes(settings))
         waiting = _sound(Registration, dict(enumerate(told["waiting"])), "registration")
         rollouts = _sound(Rollout, told["rollouts"], "comparison of scope")
         for rollout in rollouts.values():
             rollout.outcome = None  # decided anew: another learner may have been at it since
         told |= {"waiting": list(waiting.values()), "rollouts": rollouts}
         kept, files = checkpoint.made(Kept, told), checkpoint.made(Files, told["scopes"])
+        if kept.topic == settings.topic.name:
+            return State(Scopes(settings, files), **vars(kept))
+        of = kept.topic
+    except checkpoint.OtherFormat as error:
+        of = str(error)
     except (ValueError, KeyError) as error:
-        log.error("checkpoint is not of this version (%s): starting anew", error)
-        return fresh
-    if kept.topic != settings.topic.name:
-        log.warning("the checkpoint is of another topic than %s: anew", settings.topic.name)
-        return fresh
-    return State(Scopes(settings, files), **vars(kept))
+        log.error("the checkpoint cannot be read: %s", error)
+        of = "unreadable"
+    _set_aside(settings, of)
+    return State(Scopes(settings))
+
+
+def _set_aside(settings: LearnerSettings, of: str) -> None:
+    """Keep checkpoint and scopes, which are not to be gone on from, for who goes back to what wrote
+    them: one such generation, and what was kept for this release. After a kill it is done again:
+    the checkpoint goes last."""
+    folder, path = settings.state_dir, settings.checkpoint_path
+    aside, ours = folder / f"older-{of}", {checkpoint.FORMAT, settings.topic.name}
+    log.error(
+        "the checkpoint is of another version or topic (%s, not %s of %s): the state is built anew "
+        "from champion, MLflow and lessons, and the old files are kept in %s; to go back to what "
+        "wrote them, move them back first", of, checkpoint.FORMAT, settings.topic.name, aside,
+    )  # fmt: skip
+    scopes = folder / "scopes"
+    try:
+        for older in folder.glob("older-*"):
+            if older.name.removeprefix("older-") not in ours and (
+                older != aside or scopes.exists()
+            ):
+                shutil.rmtree(older)
+        aside.mkdir(exist_ok=True)
+        for each in (scopes, checkpoint.previous_of(path), path):
+            if each.exists():
+                each.replace(aside / each.name)
+    except OSError as error:
+        log.error("the old files cannot be kept: %s", error)
 
 
 def _sound(kind: type[T], told: Mapping[Any, Any], what: str) -> dict[Any, T]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from decoder.compiled import MATRIX, compiled
 from decoder.contracts.bundle import OUTPUTS, PROBES, Kind, Policy
 from decoder.contracts.features import NUM_FEATURES, FloatArray
 from learner.losses import Faced, Floats, faced, payoff_loss, survival_loss
@@ -110,11 +111,6 @@ def start(
     moments = still, still.copy()
     none_yet = np.zeros((), np.int64)
     return Trainer(kind, widths, weights, *moments, mean.copy(), std.copy(), rate, none_yet)
-
-
-def continue_from(policy: Policy, rate: float = QUICK) -> Trainer:
-    """A trainer at the weights of ``policy``, which must have a network."""
-    return start(policy.kind, policy.mean, policy.std, policy.layers, rate=rate)
 
 
 def abreast(trainers: Sequence[Trainer]) -> Trainer:
@@ -224,7 +220,8 @@ def _forward(trainer: Trainer, entering: FloatArray) -> list[FloatArray]:
         hidden = entered[-1] @ weight
         hidden += bias[..., None, :]
         if index < len(layers) - 1:
-            np.maximum(hidden, _ZERO, out=hidden)
+            # beside an array of zeros: beside a number it takes four times as long
+            np.maximum(hidden, np.zeros_like(hidden), out=hidden)
         entered.append(hidden)
     return entered
 
@@ -263,28 +260,35 @@ def _step(trainer: Trainer, entering: FloatArray, found: Faced) -> Floats:
 
 
 def _adam(trainer: Trainer, slope: FloatArray, scale: Floats) -> None:
-    """A step down ``slope`` times ``scale`` [...]. Mutates the trainer, and ``slope``, in place:
-    new arrays for each of these lines would cost as much again."""
+    """A step down ``slope`` times ``scale`` [...]. Mutates the trainer."""
     trainer.updates += 1
     bare = np.sqrt(1.0 - SQUARES**trainer.updates)  # of what the memory of squares began with
     length = trainer.rate * bare / (1.0 - MOMENTUM**trainer.updates)
-    moved = slope * _each(scale * (1.0 - MOMENTUM))
-    trainer.momentum *= np.float32(MOMENTUM)
-    trainer.momentum += moved
-    slope *= _each(scale * np.sqrt(1.0 - SQUARES))
-    slope *= slope
-    trainer.squares *= np.float32(SQUARES)
-    trainer.squares += slope
-    np.sqrt(trainer.squares, out=moved)
-    moved += _each(TINY * bare)
-    np.divide(trainer.momentum, moved, out=moved)
-    moved *= _each(length)
-    trainer.weights -= moved
+    enters = scale * (1.0 - MOMENTUM), scale * np.sqrt(1.0 - SQUARES)
+    by = np.stack([*enters, TINY * bare, length], axis=-1).astype(np.float32)
+    rows = (trainer.weights, trainer.momentum, trainer.squares, slope, by)
+    _descend(*(each.reshape(-1, each.shape[-1]) for each in rows))
 
 
-def _each(numbers: Floats) -> FloatArray:
-    """One number for each row, so that none is made a float64."""
-    return np.asarray(numbers, np.float32)[..., None]
+@compiled((MATRIX, MATRIX, MATRIX, MATRIX, MATRIX))
+def _descend(
+    weights: FloatArray,
+    momentum: FloatArray,
+    squares: FloatArray,
+    slope: FloatArray,
+    by: FloatArray,
+) -> None:
+    """Adam for networks in rows, each with four numbers ``by`` which to go: what its slope enters
+    both memories with, what keeps the quotient finite, and how far. In one pass, where a dozen of
+    numpy's take twice as long. Mutates the first three."""
+    for row in range(len(by)):
+        enters, enters_squared, tiny, length = by[row]
+        for i in range(weights.shape[1]):
+            steep = slope[row, i] * enters_squared
+            mean = momentum[row, i] * np.float32(MOMENTUM) + slope[row, i] * enters
+            square = squares[row, i] * np.float32(SQUARES) + steep * steep
+            momentum[row, i], squares[row, i] = mean, square
+            weights[row, i] -= mean / (np.sqrt(square) + tiny) * length
 
 
 _ZERO: Final = np.float32(0.0)

@@ -19,11 +19,10 @@ LEAST_RATE: Final = 0.5
 """Tokens in the time of a plain step: drafting nothing reaches one. A record may say anything."""
 
 
-def tuned(policy: Policy, measured: Costs | None, champion: Policy) -> Policy:
+def tuned(policy: Policy, costs: Costs, champion: Policy) -> Policy:
     """``policy``, of survival, with what decides beside its network: the rate that a worker
     achieves, and what a model draft brings, which each worker follows by itself."""
-    seen = measured is not None and measured.has_model
-    payoff = measured.model_accepted if measured is not None and seen else champion.model_payoff
+    payoff = costs.model_accepted if costs.has_model else champion.model_payoff
     # Arm none competes in every cycle, so that nothing is switched off for good.
     return replace(policy, use_model=True, model_payoff=payoff)
 
@@ -38,8 +37,8 @@ def worth(
     Args:
         least: relative gain [others] of the champion's time that is asked of each.
     """
-    rates = _rates(rows, costs)
     plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
+    rates = _rates(rows, costs, plain)
     choice = _chosen([champion, *others], rows, costs, rates)
     committed, time = costs.outcome(rows, choice)
     mine: Floats = committed / rates - time / plain
@@ -76,11 +75,11 @@ def _chosen(policies: Sequence[Policy], rows: Rows, costs: Costs, rates: Floats)
     return Choice(arms, lengths)
 
 
-def _rates(rows: Rows, costs: Costs) -> Floats:
-    """The rate [n] in force; where another parameter was, what was achieved by it."""
+def _rates(rows: Rows, costs: Costs, plain: Floats) -> Floats:
+    """The rate [n] in force; where another parameter was, what was achieved by it. ``plain`` [n] is
+    the time of steps that draft nothing."""
     arms = np.where(rows.arm == UNKNOWN, NONE, rows.arm).astype(np.int8)
     committed, time = costs.outcome(rows, Choice(arms, rows.verified_len))
-    plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
     achieved = max(float(committed.sum() / (time / plain).sum()), LEAST_RATE)
     found = np.where(np.isfinite(rows.rate), rows.rate, achieved).astype(np.float64)
     return np.maximum(found, LEAST_RATE)

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import isfinite, isnan, nan
 from types import GenericAlias
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
@@ -380,7 +381,8 @@ def _decoded(record: DraftRecord) -> EventBatch:
             f"draft-event record with columns of {sorted(lengths)} rows, {record.rows} announced"
         )
     numbers = {name: np.array(columns[name], _DTYPES[name]) for name in _DTYPES}
-    matrix = np.array([record.features[name] for name in FEATURES], np.float64).T
+    flat = chain.from_iterable(record.features[name] for name in FEATURES)
+    matrix = np.fromiter(flat, np.float64, NUM_FEATURES * record.rows).reshape(NUM_FEATURES, -1).T
     names = {name: columns[name] for name in COLUMNS if name not in numbers}
     model = numbers["model_accepted"]
     _check({**numbers, **names}, model[~np.isnan(model)], matrix)

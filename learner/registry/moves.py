@@ -22,6 +22,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+
 PREFIX: Final = "moved."
 KEPT: Final = 50
 """Moves kept of an alias, each some two hundred bytes: a model's tags are read every few seconds.
@@ -41,6 +44,9 @@ class Move:
     after: int | None
     by: str
     why: str
+
+
+_MOVE: Final = TypeAdapter(Move)
 
 
 def tag_of(move: Move) -> tuple[str, str]:
@@ -74,9 +80,8 @@ def last_of(tags: Mapping[str, str], alias: str) -> Move | None:
 def _read(key: str, value: str) -> Move | None:
     try:
         at = datetime.strptime(key.removeprefix(PREFIX), _FORM).replace(tzinfo=UTC)
-        told: dict[str, Any] = json.loads(value)
-        return Move(at, **{name: told[name] for name in ("alias", "before", "after", "by", "why")})
-    except (ValueError, KeyError, TypeError):
+        return _MOVE.validate_python({**from_json(value), "at": at})
+    except (ValueError, TypeError):
         return None
 
 

@@ -186,7 +186,7 @@ class Registry:
         """Delete what ``scope`` has beyond ``keep`` versions, the oldest without an alias first.
 
         Those that never were champion go before those that were, and the champion before this one
-        does not go at all. Their artefacts go, too; their runs stay.
+        does not go at all, nor what somebody else made. Their artefacts go, too; their runs stay.
 
         Returns:
             The versions that were deleted, ascending.
@@ -194,7 +194,7 @@ class Registry:
         with self._model(scope, "retire versions") as name:
             from mlflow.exceptions import MlflowException
 
-            held = {int(v.version): v for v in self._versions(name)}
+            held = {int(v.version): v for v in self._versions(name) if DIGEST_TAG in v.tags}
             model = self._client.get_registered_model(name)
             named = {alias: int(version) for alias, version in model.aliases.items()}
             moved = [m for m in moves.moves_in(model.tags) if m.alias == "champion"]

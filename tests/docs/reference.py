@@ -42,7 +42,6 @@ SUMMED: Final = (
     ("events_lost_total", "Of the events consumed, those whose lesson is gone.", "scope, reason"),
     ("verdicts_total", "Comparisons with the champion that ended.", "scope, outcome"),
     ("registry_away_seconds", "Since when MLflow does not answer; 0: it does.", ""),
-    ("lease_known", "1 where some learner holds the scope, as far as is known.", "scope"),
 )
 
 

@@ -107,6 +107,73 @@ def test_what_was_read_of_another_topic_says_nothing_of_this_one(tmp_path: Path)
     assert not known.admit_lesson("a", 0, 3) and known.admit_lesson("a", 0, 9)
 
 
+OLDER = "hvd.learner.v7"
+
+
+def kept_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*.safetensors*")}
+
+
+def saved_by_an_older_release(settings: LearnerSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(checkpoint, "FORMAT", OLDER)
+        held = state.State(Scopes(settings), offsets={0: 7})
+        for _ in range(2):
+            held.scopes.of("scope", 1)
+            state.save(settings, held)
+
+
+def test_the_files_of_another_release_are_set_aside_and_lead_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = LearnerSettings(state_dir=tmp_path)
+    saved_by_an_older_release(settings, monkeypatch)
+    before, aside = kept_of(tmp_path), tmp_path / f"older-{OLDER}"
+    held = state.resumed(settings)
+    assert not held.offsets and not held.scopes.entries
+    assert OLDER in caplog.text and "built anew" in caplog.text and "damaged" not in caplog.text
+    for _ in range(3):
+        held.scopes.of("scope", 1)
+        state.save(settings, held)
+    assert kept_of(aside) == before
+    with monkeypatch.context() as back:  # a person has not moved them yet
+        back.setattr(checkpoint, "FORMAT", OLDER)
+        assert not state.resumed(settings).offsets and kept_of(aside) == before
+        for path in aside.iterdir():
+            path.replace(tmp_path / path.name)
+        resumed = state.resumed(settings)
+        assert resumed.offsets == {0: 7} and resumed.scopes.of("scope").total == 0
+    saved_by_an_older_release(LearnerSettings(state_dir=tmp_path), monkeypatch)
+
+
+def test_of_older_releases_one_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = LearnerSettings(state_dir=tmp_path)
+    (tmp_path / "older-hvd.learner.v6" / "scopes").mkdir(parents=True)
+    saved_by_an_older_release(settings, monkeypatch)
+    state.resumed(settings)
+    assert [path.name for path in tmp_path.iterdir()] == [f"older-{OLDER}"]
+
+
+@pytest.mark.parametrize("dies_at", range(3))
+def test_a_kill_while_they_are_set_aside_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
+) -> None:
+    settings = LearnerSettings(state_dir=tmp_path)
+    saved_by_an_older_release(settings, monkeypatch)
+    before, replace, calls = kept_of(tmp_path), Path.replace, iter(range(9))
+
+    def dying(self: Path, target: Path) -> Path:
+        if next(calls) == dies_at:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "replace", dying)
+        state.resumed(settings)
+    assert not state.resumed(settings).offsets
+    assert kept_of(tmp_path / f"older-{OLDER}") == before
+
+
 def test_a_second_learner_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     with (
         occupied(tmp_path / "a"),

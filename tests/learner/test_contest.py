@@ -193,6 +193,8 @@ def test_a_request_pays_its_share_of_the_batch() -> None:
 
 def test_what_a_model_draft_brings_is_as_it_was_seen_or_as_the_champion_has_it() -> None:
     champion = replace(frequency_policy("s"), model_payoff=1.5)
-    policy = tuned(champion, measure(STEPS), champion)
+    costs = measure(STEPS)
+    assert costs is not None
+    policy = tuned(champion, costs, champion)
     assert policy.use_model and policy.model_payoff == pytest.approx(2.0, abs=0.15)
-    assert tuned(champion, None, champion).model_payoff == 1.5
+    assert tuned(champion, NOMINAL, champion).model_payoff == 1.5

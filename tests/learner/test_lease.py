@@ -116,7 +116,8 @@ def test_every_term_has_room_for_its_publications() -> None:
     assert (LAST_TERM + 1) * NUMBERS_A_TERM <= LAST_PUBLICATION
     sound = {"holder": "h", "term": LAST_TERM, "beat": 0, "released": False}
     assert read_claim(json.dumps(sound).encode()) == Claim("h", LAST_TERM, 0)
-    for spoilt in ({"term": 0}, {"term": 2**40}, {"beat": -1}, {"term": "x"}, {"beat": None}):
+    wrong = {"term": [0, 2**40, "x"], "beat": [-1, None], "holder": [None, "h" * 65]}
+    for spoilt in ({name: each} for name, of in wrong.items() for each in of):
         assert read_claim(json.dumps({**sound, **spoilt}).encode()) is None
 
 

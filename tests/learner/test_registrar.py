@@ -122,8 +122,9 @@ def test_no_move_that_waits_is_lost(desk: Registrar) -> None:
     }
 
 
+@pytest.mark.parametrize("failure", [RegistryError("no such name is allowed"), KeyError("a bug")])
 def test_what_mlflow_refuses_for_good_is_tried_for_itself_and_stands_in_nobodys_way(
-    desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     monkeypatch.setattr(registrar, "TRIES", 4)
     tried: Counter[str] = Counter()
@@ -132,7 +133,7 @@ def test_what_mlflow_refuses_for_good_is_tried_for_itself_and_stands_in_nobodys_
     def refuse(policy: object, *args: object) -> Any:
         if policy is WINNER or isinstance(policy, Registry):
             tried["winner" if policy is WINNER else "move"] += 1
-            raise RegistryError("no such name is allowed")
+            raise failure
         return through(policy, *args)  # type: ignore[arg-type]
 
     MINE.add("cd34")

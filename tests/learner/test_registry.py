@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from datetime import UTC
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,17 @@ def test_history_says_who_moved_what_and_forgets_the_oldest(
     assert kept.count("champion") <= 3 and kept.count("pinned") == 2, "of each alias its own"
 
 
+@pytest.mark.parametrize("value", ["[" * 50_000, "[]", "3", "no JSON", {"alias": []}, {"why": 5}])
+def test_a_tag_that_nobody_s_move_wrote_is_passed_over(value: str | dict[str, object]) -> None:
+    """Else one that a person has mended by hand would end all promotions."""
+    sound = {"alias": "champion", "before": 1, "after": None, "by": "me", "why": "so"}
+    when = datetime(2026, 11, 27, tzinfo=UTC)
+    key, told = moves.tag_of(moves.Move(when, **sound))  # type: ignore[arg-type]
+    assert moves.moves_in({key: told}) == [moves.Move(when, **sound)]  # type: ignore[arg-type]
+    spoilt = value if isinstance(value, str) else json.dumps({**sound, **value})
+    assert moves.moves_in({key: spoilt}) == [] and moves.spare({key: spoilt}) == []
+
+
 def test_the_oldest_without_alias_are_retired_artefacts_and_all(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +113,19 @@ def test_the_oldest_without_alias_are_retired_artefacts_and_all(
     assert not gone.exists() and client.get_run(run).info.status == "FINISHED"
     assert registry.retire("ab12", 0) == [5]  # aliases are somebody's word
     assert digest_of(registry.load("ab12", 1)) == digest_of(policies[0])
+
+
+def test_what_a_person_made_a_version_keeps_its_files(registry: Registry, tmp_path: Path) -> None:
+    """It is no policy, so nobody serves it; and its files may be a run's of another project."""
+    registered(registry)
+    weights = tmp_path / "theirs" / "weights"
+    weights.parent.mkdir()
+    weights.write_text("")
+    name = registry.standing("ab12").name
+    client_of(registry).create_model_version(name, weights.parent.as_uri())
+    assert registry.retire("ab12", 1) == [1, 2]
+    assert [version.number for version in registry.versions("ab12")] == [3, 4]
+    assert weights.exists()
 
 
 @pytest.mark.parametrize("dying", ["delete_logged_model", "delete_model_version"])

@@ -72,7 +72,7 @@ def test_what_alias_trial_names_is_tried_once() -> None:
     rollout.follow(FIVE, NOW)
     rollout.follow(asked, NOW)
     assert told(rollout) == ("trial", 7, 5), "named anew"
-    rollout.forget()
+    rollout.one, rollout.asked = None, 0
     rollout.follow(asked, NOW)
     assert told(rollout) == ("trial", 7, 5), "nobody has ended it after all"
 

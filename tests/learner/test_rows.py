@@ -142,6 +142,14 @@ def test_the_share_follows_what_comes_live_and_is_the_holders() -> None:
     assert shares["mine"] == 0.5 and "theirs" not in shares and shares["made-up"] > 0.0
 
 
+def test_shares_of_scopes_that_are_made_up_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learner.shares.MOST", 10)
+    shares = Shares(100.0)
+    for second in range(20):
+        shares.follow({f"made up {second} {n}": 0.5 for n in range(8)} | {"theirs": 0.25})
+    assert len(shares) == 10 and shares["theirs"] == 0.25
+
+
 def test_where_reading_falls_ever_further_behind_less_is_learned_from() -> None:
     shares = Shares(100.0)
     for now in range(60):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,10 +31,8 @@ def at(partition: int, offset: int) -> Fetched:
 
 
 def reading(broker: Broker, *offsets: dict[int, int], **rest: Any) -> EventSource:
-    """A source that is connected."""
-    source = EventSource(broker.kafka, *(offsets or [{}]), **rest)
-    assert source.connect(threading.Event())
-    return source
+    """A source of what lies there."""
+    return EventSource(broker.kafka, *(offsets or [{}]), **rest)
 
 
 def read_all(source: EventSource, count: int) -> list[bytes]:
@@ -167,7 +164,7 @@ def test_a_source_that_finds_nothing_gives_the_next_fetch_little_time(
 
     source = EventSource(KafkaSettings(), {})
     monkeypatch.setattr("learner.source.time.sleep", rests.append)
-    monkeypatch.setattr(source, "_assign", lambda: True)
+    monkeypatch.setattr(source, "_assign", lambda: None)
     monkeypatch.setattr(source, "_consumer", SimpleNamespace(poll=poll))
     record = SimpleNamespace(partition=0, offset=0, timestamp=0, key=None, value=b"")
     for records in ([], [record], [record], [], []):
@@ -189,7 +186,7 @@ def test_what_retention_has_emptied_is_not_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(source, "_consumer", answers)
     source.done([])
     assert source.lag() == 1795 and not source.caught_up
-    assert source._assign()
+    source._assign()
     source.done([])
     assert source.lag() == 0 and source.caught_up
 
@@ -209,7 +206,8 @@ def test_what_retention_removes_while_it_is_looked_at_ends_no_reader(
     )
     source = EventSource(KafkaSettings(), {0: 8}, marks={0: (5, 0, 0)})
     monkeypatch.setattr(source, "_consumer", answers)
-    assert source._assign() and source._assign()
+    for _ in range(2):
+        source._assign()
     assert [each.value for each in source.poll(0.0)] == [b"next"]
 
 

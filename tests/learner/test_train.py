@@ -100,7 +100,9 @@ def test_continues_from_a_policy() -> None:
     before = predict(policy, ROWS.features)
     raw = np.minimum(np.maximum(train.outputs_of(trainer, ROWS.features)[:, 0], 0), ROWS.draft_len)
     assert np.abs(before - raw).max() < 1e-3
-    assert np.array_equal(served(train.continue_from(policy)), before)
+    assert np.array_equal(
+        served(train.start(policy.kind, policy.mean, policy.std, policy.layers)), before
+    )
     train.update(trainer, ROWS)
     assert np.array_equal(predict(policy, ROWS.features), before), "what is exported stands still"
 

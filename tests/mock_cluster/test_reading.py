@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -107,7 +106,6 @@ def test_a_learner_reads_each_record_once_through_every_trouble(cluster: MockClu
         return encode_batch([PLAIN._replace(number=number)], ORIGIN, number // 2)
 
     source = EventSource(cluster.kafka, {})
-    assert source.connect(threading.Event())
     intake, events = Intake(DeadLetters(cluster.kafka)), 0
     for turn in range(4):
         produce(cluster, 0, *map(record, range(20 * turn, 20 * turn + 20, 2)))
@@ -134,7 +132,6 @@ def test_a_learner_reads_each_record_once_through_every_trouble(cluster: MockClu
 
 def test_who_goes_back_reads_all_again_that_lies_there(cluster: MockCluster) -> None:
     source = EventSource(cluster.kafka, {})
-    assert source.connect(threading.Event())
     produce(cluster, 0, *[b""] * 6)
     for due in (0, 2, 0):
         source.close()
@@ -152,7 +149,6 @@ def test_a_leader_that_nobody_names_for_a_while_is_read_again(
     """kafka-python (3.0.12) waits for ever for what it could not ask a broker that it does not
     know."""
     source = EventSource(cluster.kafka, {})
-    assert source.connect(threading.Event())
     for partition in (0, 1):
         cluster.lead(DRAFTS.name, partition, 1)
         produce(cluster, partition, b"")
@@ -174,7 +170,6 @@ def test_a_partition_without_a_leader_keeps_no_other_waiting_and_is_read_when_it
     cluster.lead(DRAFTS.name, 0, 2)
     cluster.lead(DRAFTS.name, 1, NOBODY)
     source = EventSource(cluster.kafka, {})
-    assert source.connect(threading.Event())
     for _ in range(3):
         produce(cluster, 0, b"")
         source.done(received(source, 1))
@@ -203,7 +198,6 @@ def test_what_is_refused_lies_with_the_dead_and_what_no_broker_takes_is_counted(
 ) -> None:
     produce(cluster, 0, b"no record", b"none either")
     source, dead = EventSource(cluster.kafka, {}), DeadLetters(cluster.kafka)
-    assert source.connect(threading.Event())
     intake, fetched = Intake(dead), received(source, 2)
     assert intake.admit(fetched[0]) is None
     until(lambda: cluster.asked(PRODUCE) == 3)

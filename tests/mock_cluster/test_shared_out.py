@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -187,7 +186,6 @@ def test_lessons_that_were_not_taken_are_sent_again(
         producer.flush()
         close(producer)
         relay = intake.Relay(cluster.kafka)
-        assert relay.source.connect(threading.Event())
         until(lambda: relay.step() or relay.source.lag(), "its part")
         cluster.answer(PRODUCE, *[NOT_AUTHORISED] * 4)
         consumer = open_consumer(cluster.kafka, "test")
@@ -203,7 +201,6 @@ def test_lessons_that_were_not_taken_are_sent_again(
         assert "they are sent again" in caplog.text
         relay.close()
         again = intake.Relay(cluster.kafka)  # begins where the other ended
-        assert again.source.connect(threading.Event())
         until(lambda: again.step() or again.source.caught_up, "its part")
         assert not again.intake.records and not again.faults
         again.close()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -233,7 +232,6 @@ def test_with_several_partitions_readers_miss_nothing_and_hear_of_all_at_the_end
         status = decode_status(consumed(kafka, STATUS.name)[-1])
         assert isinstance(status, WorkerStatus) and status.events_sent == 2_000
         source = EventSource(kafka, {})
-        assert source.connect(threading.Event())
         intake = Intake(DeadLetters(kafka))
         came: list[int] = []
         places: set[int] = set()

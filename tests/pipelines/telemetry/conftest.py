@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -83,7 +82,6 @@ def of_worker(kafka: KafkaSettings) -> None:
 def of_intake(kafka: KafkaSettings) -> None:
     """Lessons, out of what a worker has sent, and a status."""
     relay = Relay(kafka)
-    assert relay.source.connect(threading.Event())
     until(lambda: relay.step() or relay.intake.records)
     relay.close()
 
