@@ -48,13 +48,13 @@ SHARE, FIRST, FAST, SLOW, RECENT_MODEL, STRETCH = range(6)
 :mod:`decoder.core.guards.floor` sums up."""
 (
     SLOT, HELD, ARM, WANTED, WANTED_LEN, ALL_WANTED, ALL_CACHED, DRAFTING, MODELS, MODEL_LEN,
-    BESIDE, SERVES, MADE, COMMITTED, NAMED,
+    BESIDE, SERVES, MADE, COMMITTED, CACHED_LEN,
 ) = range(15)  # fmt: skip
 """Of ``cycles``: whose, tokens of its draft that matched so far, its arm by number, what the policy
-wanted of it, and of its step: draft tokens, had the policy its way and if every cache draft were
-verified whole, requests for which the policy wants a model draft and those that have one, tokens of
+wanted of it, and of its step: draft tokens, had the policy its way and if the cache arm were in
+force, requests for which the policy wants a model draft and those that have one, tokens of
 a model draft and of prompts beside; whether the champion decided, whether the engine has said what
-it drafted, tokens committed, and whether it can be told of."""
+it drafted, tokens committed, and those of its draft that the cache arm verifies."""
 (FREE, UNSETTLED, EVENTS, LABELLED, COUNTED, UNDRAFTED, BY_ARM) = range(7)
 DEEPEST: Final = BY_ARM + 3 * len(ARMS)
 """Of ``counts``: free cycles, those to be settled, events made, labels known, tokens committed,
