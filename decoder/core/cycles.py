@@ -16,6 +16,7 @@ from decoder.compiled import (
     IDS,
     IDS_2,
     MATRIX,
+    REAL,
     REALS,
     REALS_3,
     SMALLS,
@@ -27,7 +28,7 @@ from decoder.compiled import (
 )
 from decoder.contracts.features import FEATURES
 from decoder.core import table as at
-from decoder.core.guards.floor import add, outcomes_of
+from decoder.core.guards.floor import add, lengths_worth, outcomes_of
 from decoder.core.table import TABLE, Table, table_of
 from decoder.policy.rule import CACHE, MODEL, NONE
 from decoder.telemetry.ring import FULL, HEAD, NAMES, OWN, STEP, UNREADABLE
@@ -92,7 +93,7 @@ def took(table: Table, slot: int, cache: bool) -> None:
 
 @compiled((
     HANDLE, WHOLES, WHOLES, WHOLES, WHOLES, MATRIX, IDS_2, WHOLES_2, SMALLS, SMALLS, IDS, FLOATS,
-    FLOATS, WHOLE, WHOLE, YES, WHOLE, YES, BYTES, IDS_2,
+    FLOATS, WHOLE, WHOLE, YES, WHOLE, WHOLE, REAL, FIXED, YES, BYTES, IDS_2,
 ))  # fmt: skip
 def begin(
     requests: Any,
@@ -110,8 +111,11 @@ def begin(
     model: NDArray[np.float32],
     model_len: int,
     left: int,
-    whole: bool,
+    relieved: bool,
+    rows: int,
     beside: int,
+    rate: float,
+    dense: NDArray[np.float64],
     serves: bool,
     step: NDArray[np.uint8],
     decided: NDArray[np.int32],
@@ -123,14 +127,17 @@ def begin(
         slots: of all requests of the step; ``places`` to ``keys`` as :func:`propose` gives them.
         arms: int8 [n] in force; ``wanted`` and ``lengths`` [n] are the policy's.
         model_len: tokens of a model draft; of ``left`` that the step has room for.
-        whole: whether cache drafts are verified whole.
+        relieved: whether the floor has a fixed arm in force.
+        rows, beside, rate, dense: as :func:`lengths_worth`.
         serves: whether the champion decided.
         step: bytes of what the cycles of the step share.
         decided: [slots, 4], filled: arm, tokens, room, and which of ``tokens``; -1 for none.
     """
-    table = table_of(requests)
-    all_wanted, drafting, models = lengths.sum(), (wanted == MODEL).sum(), (arms == MODEL).sum()
-    all_cached, found = int(features[:, _DRAFT_LEN].sum()), 0
+    table, found = table_of(requests), 0
+    cached = lengths_worth(features, rows, beside, rate, dense)
+    all_wanted, all_cached, drafting, models = (
+        lengths.sum(), cached.sum(), (wanted == MODEL).sum(), (arms == MODEL).sum()
+    )  # fmt: skip
     for row in range(len(places)):
         slot, arm = slots[places[row]], arms[row]
         request = table.requests[slot]
@@ -158,7 +165,7 @@ def begin(
         event["features"][:] = np.float32(0.0)
         if found < len(owners) and owners[found] == row:
             if request[at.OPEN] < table.open.shape[1]:
-                length = int(features[found, _DRAFT_LEN])
+                length, facts[at.CACHED_LEN] = int(features[found, _DRAFT_LEN]), cached[found]
                 event["features"][:] = features[found]
                 table.drafts[cycle, :length] = tokens[found, :length]
                 table.keys[cycle] = keys[found]
@@ -171,7 +178,7 @@ def begin(
         request[at.CYCLE] = cycle
         request[at.CYCLES] += 1
         took(table, slot, arm == CACHE)
-        most, drafted = left if whole else min(lengths[row], left), 0
+        most, drafted = min(facts[at.CACHED_LEN] if relieved else lengths[row], left), 0
         if arm == CACHE:
             drafted = max(min(length, most), 0)
         elif arm == MODEL:
@@ -179,7 +186,7 @@ def begin(
         event["drafted_len"] = drafted
         left -= drafted
         decision = decided[places[row]]
-        decision[0] = NONE if arm == CACHE and not length else arm
+        decision[0] = NONE if arm == CACHE and not drafted else arm
         decision[1] = drafted if arm == CACHE else 0
         decision[2] = drafted if arm == MODEL else rooms[row]
 
@@ -247,7 +254,7 @@ def settle(
             outcomes_of(
                 facts[at.ARM], facts[at.WANTED], facts[at.WANTED_LEN], facts[at.ALL_WANTED],
                 facts[at.ALL_CACHED], facts[at.DRAFTING], facts[at.MODEL_LEN], facts[at.BESIDE],
-                row["batch_size"], length, accepted, verified, row["drafted_len"],
+                row["batch_size"], facts[at.CACHED_LEN], accepted, verified, row["drafted_len"],
                 row["model_accepted"], row["predicted_model"], dense, drafting, outcomes,
             )  # fmt: skip
             stretch = table.means[facts[at.SLOT], at.STRETCH :]

@@ -159,7 +159,7 @@ def propose(
     Returns:
         Of the n requests that may have a draft their places in ``slots`` and their rooms; of the m
         with a cache draft their places among these, the features [m, features], the tokens [m,
-        most], and the keys of the memory [m, at.KEYS].
+        most], and the keys of the memory [m, KINDS].
     """
     table, pool, payoffs = table_of(requests), pool_of(text), payoffs_of(memories)
     count = len(slots)
@@ -167,7 +167,7 @@ def propose(
         np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
     )  # fmt: skip
     features = np.empty((count, NUM_FEATURES), np.float32)
-    found, keys = np.zeros((count, most), np.int32), np.empty((count, at.KEYS), np.int64)
+    found, keys = np.zeros((count, most), np.int32), np.empty((count, KINDS), np.int64)
     tokens, probs = np.empty((2, most), np.int32), np.empty((2, most), np.float32)
     n, m, scratch = 0, 0, scratch_for(most)
     if shown:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +102,7 @@ class Outcomes(NamedTuple):
         return cls(names, flat, ends, np.array(verified, np.int64), np.array(lengths, np.int64))
 
 
-class Decisions(Sequence[Decision]):
+class Decisions:
     """What each of n requests verifies: ``arms``, ``lengths`` of cache drafts, ``rooms`` (as in
     :class:`Decision`) and ``drafts``, the row of ``tokens`` that each has; all int32 [n]."""
 
@@ -113,13 +113,10 @@ class Decisions(Sequence[Decision]):
     def __len__(self) -> int:
         return len(self.arms)
 
-    @overload
-    def __getitem__(self, at: int) -> Decision: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Decision]: ...
-    def __getitem__(self, at: int | slice) -> Decision | list[Decision]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
+    def __iter__(self) -> Iterator[Decision]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, at: int) -> Decision:
         length, room = int(self.lengths[at]), int(self.rooms[at])
         tokens = self.tokens[self.drafts[at], :length].tolist() if length else ()
         return Decision(ARMS[self.arms[at]], tokens, room)

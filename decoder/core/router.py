@@ -256,7 +256,8 @@ class DraftRouter(Following):
             table.handle, slots, places, rooms, owners, features, tokens, keys, arms,
             wanted.arms, wanted.lengths, wanted.expected, wanted.model, wanted.model_len,
             MAX_TOKENS if most is None else most,
-            floor is not None and floor.in_force != "policy", beside, serves,
+            floor is not None and floor.in_force != "policy", batch, beside,
+            self.rate.value, self.costs.table.dense, serves,
             self._sink.step(
                 policy, side.name if side is not None else "",
                 self.rate.value if policy.kind == "survival" else policy.threshold, time.time(),

@@ -27,7 +27,7 @@ from decoder.compiled import (
 )
 from decoder.contracts.features import RECENT
 from decoder.core.guards.floor import WIDTH
-from decoder.core.payoff.memory import PRIOR_FIRST, PRIOR_LOG
+from decoder.core.payoff.memory import KINDS, PRIOR_FIRST, PRIOR_LOG
 from decoder.core.requests import RequestOptions
 from decoder.drafting.drafts import Tokens
 from decoder.drafting.matches import BACK
@@ -48,14 +48,13 @@ SHARE, FIRST, FAST, SLOW, RECENT_MODEL, STRETCH = range(6)
 :mod:`decoder.core.guards.floor` sums up."""
 (
     SLOT, HELD, ARM, WANTED, WANTED_LEN, ALL_WANTED, ALL_CACHED, DRAFTING, MODELS, MODEL_LEN,
-    BESIDE, SERVES, MADE, COMMITTED, NAMED,
+    BESIDE, SERVES, MADE, COMMITTED, CACHED_LEN,
 ) = range(15)  # fmt: skip
 """Of ``cycles``: whose, tokens of its draft that matched so far, its arm by number, what the policy
-wanted of it, and of its step: draft tokens, had the policy its way and if every cache draft were
-verified whole, requests for which the policy wants a model draft and those that have one, tokens of
+wanted of it, and of its step: draft tokens, had the policy its way and if the cache arm were in
+force, requests for which the policy wants a model draft and those that have one, tokens of
 a model draft and of prompts beside; whether the champion decided, whether the engine has said what
-it drafted, tokens committed, and whether it can be told of."""
-KEYS: Final = 3
+it drafted, tokens committed, and those of its draft that the cache arm verifies."""
 (FREE, UNSETTLED, EVENTS, LABELLED, COUNTED, UNDRAFTED, BY_ARM) = range(7)
 DEEPEST: Final = BY_ARM + 3 * len(ARMS)
 """Of ``counts``: free cycles, those to be settled, events made, labels known, tokens committed,
@@ -79,7 +78,7 @@ class Table(NamedTuple):
     rows: NDArray[Any]  # [cycles] of ROW
     raw: NDArray[np.uint8]  # the same, [cycles, bytes]
     cycles: NDArray[np.int64]  # [cycles, 15]
-    keys: NDArray[np.int64]  # [cycles, KEYS], of the memory
+    keys: NDArray[np.int64]  # [cycles, KINDS], of the memory
     drafts: NDArray[np.int32]  # [cycles, longest], tokens of cache drafts
     free: NDArray[np.int32]  # [cycles]
     unsettled: NDArray[np.int32]  # [cycles], those of which all is known, in that order
@@ -109,7 +108,7 @@ def new_table(slots: int, cycles: int, longest: int) -> Table:
         np.zeros((slots, RECENT), np.int64), np.zeros((slots, BACK), np.int32),
         np.zeros((slots, 4), np.int32), np.zeros((slots, 16), np.int32),
         np.zeros((slots, NAMES.itemsize), np.uint8), rows, raw_of(rows),
-        np.zeros((cycles, 15), np.int64), np.zeros((cycles, KEYS), np.int64),
+        np.zeros((cycles, 15), np.int64), np.zeros((cycles, KINDS), np.int64),
         np.zeros((cycles, longest), np.int32), np.arange(cycles, dtype=np.int32),
         np.zeros(cycles, np.int32), counts,
     )  # fmt: skip

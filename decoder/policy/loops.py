@@ -28,7 +28,7 @@ from decoder.policy.rule import CACHE, MODEL, NONE, Arms, Lengths
 
 __all__ = [
     "by_survival", "choose_rows", "curves_of", "draft_length", "drafting_time", "outputs_of",
-    "part", "share_out", "yields_of_places",
+    "part", "share_out", "token_value", "verifying", "yields_of_places",
 ]  # fmt: skip
 
 compilable(verifying, drafting_time, token_value, part)

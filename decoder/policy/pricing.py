@@ -221,16 +221,12 @@ def gain_of(
     drafts: int,
     drafted: int = 0,
     *,
-    rate: float = 1.0,
     beside: int = 0,
 ) -> float:
-    """Time that the drafts of a step were worth beyond what they cost, the router's own left out.
-
-    Args:
-        accepted: draft tokens of all requests that the target committed.
-        rate: at which a token counts; at 1 a step is weighed against verifying nothing at all.
+    """Time that the drafts of a step were worth beyond what they cost, the router's own left out,
+    were its ``accepted`` tokens, of all requests, made by steps that verify nothing.
     """
-    worth = value_of(costs, rows, rate) * accepted
+    worth = value_of(costs, rows, 1.0) * accepted
     time = step_time(costs, rows, drafts, drafted, beside=beside)
     return worth - (time - step_time(costs, rows, 0))
 

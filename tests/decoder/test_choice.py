@@ -120,7 +120,8 @@ def worth(
     )
     spent = sum(length for _, length in choice)
     drafted = s.model_len if any(arm == MODEL for arm, _ in choice) else 0
-    return gain_of(s.costs, n, tokens, spent, drafted, rate=rate)
+    time = step_time(s.costs, n, spent, drafted) - step_time(s.costs, n, 0)
+    return tokens * float(value_of(s.costs, n, rate)) - time
 
 
 def options(row: np.ndarray, k: int) -> list[tuple[int, int]]:
@@ -278,8 +279,8 @@ def test_what_the_requests_of_a_step_pay_adds_up_to_it(
     assert plain_steps(costs, rows, drafts, drafted, beside=beside) == pytest.approx(
         max(paid / costs.time(rows), 1.0)
     )
-    gain = gain_of(costs, rows, 3.0, drafts, drafted, rate=2.0, beside=beside)
-    assert gain == pytest.approx(3.0 * float(value_of(costs, rows, 2.0)) - paid + costs.time(rows))
+    gain = gain_of(costs, rows, 3.0, drafts, drafted, beside=beside)
+    assert gain == pytest.approx(3.0 * float(value_of(costs, rows, 1.0)) - paid + costs.time(rows))
 
 
 @settings(max_examples=100, deadline=None)

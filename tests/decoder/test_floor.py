@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from decoder.contracts.bundle import PARAMETERS, frequency_policy
 from decoder.contracts.events import LIMITS
+from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.guards.floor import (
@@ -22,6 +23,7 @@ from decoder.core.guards.floor import (
     Floor,
     Option,
     add,
+    lengths_worth,
     outcomes_of,
 )
 from decoder.core.router import Committed, RequestOptions
@@ -38,6 +40,7 @@ BAND = 0.97
 LUCK = np.random.default_rng(0).random(3000) < 0.35
 MILD = CostTable("mild", (1, 101), (1.0, 1.6), draft_us=0.2)
 POISON = CostTable("poison", (1, 101), (1.0, 6.0))
+MIDDLING = CostTable("middling", (1, 101), (1.0, 16.0))
 STEEP = CostTable("steep", (1, 101), (1.0, 81.0), draft_us=0.2)
 
 
@@ -148,18 +151,48 @@ def test_without_a_drafter_the_model_arm_is_no_candidate() -> None:
     assert run.rate(WITHIN_CYCLES) >= BAND * best_fixed("steep", WITHIN_CYCLES, "none", "cache")
 
 
-def test_the_cache_arm_in_force_verifies_whole_drafts() -> None:
-    """What is compared with the policy is what takes its place: the policy would verify less."""
-    lengths = {}
-    for arm in ("policy", "cache"):
-        router = make_router(trusting_policy(hazard=0.6), has_model=False, floor=True)
+@pytest.mark.parametrize(
+    ("table", "least", "most"), [(MILD, 36, 36), (MIDDLING, 1, 18), (STEEP, 0, 0)]
+)
+def test_the_cache_arm_in_force_verifies_what_pays_by_match_and_price(
+    table: CostTable, least: int, most: int
+) -> None:
+    """Whatever the policy expects: this one would verify next to nothing, or all there is."""
+    lengths = set()
+    for hazard in (0.6, 0.01):
+        router = make_router(trusting_policy(hazard), has_model=False, floor=True)
+        router.costs = LiveCosts(table, live=False)
         assert router.floor is not None
-        router.floor.in_force = arm
+        router.floor.in_force = "cache"
         text = copied(80)
         router.start("r", np.array([*PROMPT, *text], np.int32), RequestOptions(1 << 20, 1 << 21))
         router.observe([Committed("r", text[:9], 0)], 1)
-        lengths[arm] = len(router.choose(["r"])[0].tokens)
-    assert 0 < lengths["policy"] < 8 < lengths["cache"]
+        (decision,) = router.choose(["r"])
+        lengths.add(len(decision.tokens))
+        assert decision.arm == ("cache" if decision.tokens else "none")
+    assert len(lengths) == 1 and least <= lengths.pop() <= most
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+@pytest.mark.parametrize("table", [MILD, POISON, STEEP])
+def test_the_cache_arm_costs_no_more_than_it_foresees_to_bring(
+    table: CostTable, batch: int
+) -> None:
+    rng = np.random.default_rng(batch)
+    features = np.zeros((batch, NUM_FEATURES), np.float32)
+    features[:, FEATURES.index("prob_1")] = rng.uniform(0.2, 1.0, batch)
+    features[:, FEATURES.index("match_len")] = matched = rng.integers(1, 33, batch)
+    features[:, FEATURES.index("draft_len")] = 4 * matched
+    lengths = lengths_worth(features, batch, 0, 1.5, table.dense)
+    whole = table.time(batch + 4 * int(matched.sum())) - table.time(batch)
+    spent = table.time(batch + int(lengths.sum())) - table.time(batch)
+    brings = sum(
+        float(row[FEATURES.index("prob_1")]) * match / (match + place)
+        for row, match, length in zip(features, matched, lengths, strict=True)
+        for place in range(1, length + 1)
+    )
+    assert spent <= 1.02 * brings * table.time(batch) / (1.5 * batch)
+    assert spent <= whole and (lengths <= 4 * matched).all()
 
 
 Options = tuple[tuple[float, float], ...]

@@ -46,7 +46,6 @@ def room(
     waiting: int = 0,
     *,
     full: bool = False,
-    logits: int = LOGITS_BYTES,
 ) -> int:
     """Draft tokens that a step has room for, all its requests together.
 
@@ -56,9 +55,8 @@ def room(
         batched: tokens that the engine puts into one step at most (``max_num_batched_tokens``).
         waiting: prompt tokens that wait to be read, of requests that have begun.
         full: whether the last step had no more room: then others may wait to begin.
-        logits: bytes that all copies of a step's logits may take.
     """
     left = batched - rows
     free = 0 if full else min(left - max(waiting, 0), left - left // NEWCOMERS_SHARE)
     free = max(free, left // DRAFTS_SHARE)
-    return max(min(free, tokens_of_logits(vocabulary, logits) - rows), 0)
+    return max(min(free, tokens_of_logits(vocabulary) - rows), 0)
