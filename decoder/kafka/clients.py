@@ -27,6 +27,13 @@ ONE_AT_A_TIME: Final = {
 """Of a producer that keeps its order and lives through a refusal: an idempotent one of kafka-python
 (3.0.12) sends nothing any more after an error that is final for one record, and for that its
 readers must not mind a record that comes twice."""
+BRIEF: Final = {
+    "bootstrap_timeout_ms": 1_000,
+    "max_block_ms": 200,  # what waits longer is worth less than its sender's time
+    "delivery_timeout_ms": 5_000,
+    "request_timeout_ms": 3_000,
+}
+"""Patience with what can be done without."""
 ANSWER_MS: Final = 20
 """Milliseconds given to a fetch under way. A reader that found nothing waits outside the client:
 where a broker answers an empty fetch at once instead of holding it, the client asks again at once,
@@ -91,16 +98,7 @@ def open_producer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
 
 def open_brief_producer(kafka: KafkaSettings, purpose: str) -> Any:
     """A producer for what can be done without: it gives up soon and never sends twice."""
-    return open_producer(
-        kafka,
-        purpose,
-        acks=1,
-        enable_idempotence=False,
-        bootstrap_timeout_ms=1_000,
-        max_block_ms=200,  # what waits longer is worth less than its sender's time
-        delivery_timeout_ms=5_000,
-        request_timeout_ms=3_000,
-    )
+    return open_producer(kafka, purpose, acks=1, enable_idempotence=False, **BRIEF)
 
 
 def open_admin(kafka: KafkaSettings, purpose: str, timeout_ms: int) -> Any:

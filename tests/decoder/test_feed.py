@@ -36,7 +36,7 @@ def publish(kafka: KafkaSettings) -> Iterator[Publish]:
 
         def put(key: str | bytes, value: bytes | None, headers: Any = ()) -> None:
             key = policy_key("scope", key) if isinstance(key, str) else key
-            producer.send(POLICY.name, key=key, value=value, headers=[*headers]).get(10)
+            producer.send(POLICY.name, key=key, value=value, headers=[*headers]).get(60)
 
         yield put
 

@@ -286,8 +286,8 @@ def begins(observed: Observed, *alerts: str) -> None:
 
 def send(observed: Observed, topic: str, value: bytes, **where: Any) -> int:
     """Send a record; its offset."""
-    producer = open_producer(observed.kafka, "test", max_block_ms=10_000)
-    offset: int = producer.send(topic, value=value, **where).get(10).offset
+    producer = open_producer(observed.kafka, "test", max_block_ms=60_000)
+    offset: int = producer.send(topic, value=value, **where).get(60).offset
     close(producer)
     return offset
 

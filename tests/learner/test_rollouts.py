@@ -13,10 +13,11 @@ from decoder.contracts.bundle import unpack
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.topics import POLICY, TRIALS, policy_key
 from decoder.trial.effect import UNKNOWN, Effect
-from learner import comparison, loop
+from learner import comparison, lease
 from learner.registrations import Registration
 from learner.registry import Standing, digest_of
 from tests.conftest import until
+from tests.learner.conftest import Clock
 from tests.learner.stage import (
     SERVED,
     WARNINGS,
@@ -177,12 +178,9 @@ def test_whoever_approves_reads_the_figures_and_moves_the_alias(stage: Stage) ->
 
 
 def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    monkeypatch.setattr("learner.lease.TTL_SECONDS", 4.0)
-    monkeypatch.setattr("learner.lease.RENEW_SECONDS", 0.5)
-    monkeypatch.setattr(loop, "MARGIN_SECONDS", 0.5)
-    monkeypatch.setattr("learner.rollouts.MARGIN_SECONDS", 0.5)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.1)
     one = stage.learner(home="one")
     step_until(one, lambda: one.lease.holds(SCOPE))
     two = stage.learner(home="two")
@@ -201,7 +199,7 @@ def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
         lambda: len(pairs_of(one)) >= 16 and pairs_of(two) == pairs_of(one), seconds=400, turn=turn
     )
     assert one.lease.holds(SCOPE) and not two.lease.holds(SCOPE)
-    # the first is stopped where it stands
+    clock.now += lease.TTL_SECONDS  # the first is stopped where it stands
     step_until(two, lambda: two.lease.holds(SCOPE))
     assert len(pairs_of(two)) >= 16 and len(two.registrar.waiting()) == 1
     crew.noise = 0.02

@@ -90,7 +90,7 @@ class Fleet:
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
     def send(self, records: int = 5) -> None:
         """Some records of each scope, with what is none between them."""

@@ -14,6 +14,7 @@ from decoder.contracts.topics import DRAFTS
 from learner.topics import make_right
 from pipelines import machine
 from pipelines.stack import broker, processes
+from tests.conftest import patience
 
 
 def start_broker(port: int, data: Path, log: Path) -> processes.Child:
@@ -35,9 +36,10 @@ def running(folder: Path, port: int = 0, topics: bool = True) -> Iterator[KafkaS
     child = start_broker(port, folder / "data", folder / "broker.log")
     reached = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     try:
-        if topics:
-            make_right(reached)
-        yield reached
+        with patience():
+            if topics:
+                make_right(reached)
+            yield reached
     finally:
         processes.stop([child])
 

@@ -186,8 +186,8 @@ def test_no_carrier_outlives_its_parent_and_what_waits_is_sent_or_said(
         else:
             os.killpg(parent.pid, signal.SIGINT)
             os.killpg(parent.pid, signal.SIGTERM)
-        parent.wait(30)
-        carrier.wait(30)
+        parent.wait(60)
+        carrier.wait(60)
         said = parent.stderr.read()
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()

@@ -73,7 +73,7 @@ def produce(kafka: KafkaSettings, *records: tuple[str, bytes]) -> None:
 
     producer = KafkaProducer(acks="all", **kafka.client_options())
     for topic, value in records:
-        producer.send(topic, key=b"key", value=value).get(10)
+        producer.send(topic, key=b"key", value=value).get(60)
     producer.close()
 
 

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -223,8 +224,11 @@ def produce(kafka: KafkaSettings, began: float, rates: dict[str, float]) -> None
     producer.close()
 
 
+get = partial(httpx.get, timeout=60.0)
+
+
 def detail(url: str) -> str:
-    return str(httpx.get(f"{url}/figures.json").json()["tiles"][0]["detail"])
+    return str(get(f"{url}/figures.json").json()["tiles"][0]["detail"])
 
 
 @needs_browser
@@ -252,10 +256,10 @@ def test_who_has_sent_requests_is_told_to_wait_and_not_to_send_one(kafka) -> Non
     made = encode_batch([event(0, time.time())], ORIGIN, 0)
     with serving(kafka, 0, request="curl -s there") as url:
         until(  # drafts are read from the end on
-            lambda: "take minutes of requests" in httpx.get(url).text,
-            turn=lambda: producer.send(DRAFTS.name, key=b"worker", value=made).get(10),
+            lambda: "take minutes of requests" in get(url).text,
+            turn=lambda: producer.send(DRAFTS.name, key=b"worker", value=made).get(60),
         )
-        assert "curl -s there" not in httpx.get(url).text
+        assert "curl -s there" not in get(url).text
     producer.close()
 
 
@@ -271,13 +275,13 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 def test_the_live_page_is_served_to_this_machine_while_no_broker_is_there(address: str) -> None:
-    page = httpx.get(address)
+    page = get(address)
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert detail(address) == "not compared"
     assert "http://127.0.0.1:9" in page.text and "hunter2" not in page.text
     for path in ("/etc/passwd", "/log/learner", "/log/../worker.log"):
-        assert httpx.get(f"{address}{path}").status_code == 404
-    log = httpx.get(f"{address}/log/worker")
+        assert get(f"{address}{path}").status_code == 404
+    log = get(f"{address}/log/worker")
     assert log.headers["content-type"].startswith("text/plain")
     assert log.text.endswith("the last line") and len(log.text) == 1 << 16
     port = int(address.rsplit(":", 1)[1])
@@ -285,7 +289,7 @@ def test_the_live_page_is_served_to_this_machine_while_no_broker_is_there(addres
     with taken, serving(KafkaSettings(), port):
         pass
     for host, status in (("localhost", 200), ("localhost.evil.example:80", 403), ("", 403)):
-        asked = httpx.get(f"{address}/figures.json", headers={"Host": host})
+        asked = get(f"{address}/figures.json", headers={"Host": host})
         assert asked.status_code == status, "a page of a stranger whose name leads here"
 
 
