@@ -62,7 +62,8 @@ def swept() -> None:
 PATIENCE_S = 60
 PATIENT = (
     "decoder.kafka.clients.CONNECT_MS", "decoder.kafka.compacted.REQUEST_MS",
-    "learner.intake.DELIVERY_MS", "learner.workers.PATIENCE_SECONDS", "learner.topics.REQUEST_MS", "learner.publish.ACK_SECONDS",
+    "learner.intake.DELIVERY_MS", "learner.workers.PATIENCE_SECONDS",
+    "learner.topics.REQUEST_MS", "learner.publish.ACK_SECONDS",
     "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.handover.CLOSE_TIMEOUT_S",
     "decoder.telemetry.handover.START_TIMEOUT_S",
 )  # fmt: skip

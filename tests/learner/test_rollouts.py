@@ -106,7 +106,8 @@ def test_one_that_is_forced_through_is_rolled_back_though_a_lease_is_lost_in_mid
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     learner = stage.learner()
-    step_until(learner, lambda: SCOPE in learner.rollouts.of)
+    for known in (learner.rollouts.of, learner.scopes.awake):
+        step_until(learner, lambda known=known: SCOPE in known)
     step_until(learner, lambda: learner.rollouts.of[SCOPE].champion == 1)
     step_until(learner, lambda: learner.scopes.awake[SCOPE].version == 1)
     stage.registry.move(SCOPE, "champion", 2, "somebody", "it looks good")

@@ -52,7 +52,7 @@ def opened(url: str, dark: bool = False, seconds: float = 10.0, width: int = 128
     options += [f"--window-size={width},1560"]
     options += ["--blink-settings=preferredColorScheme=0"] if dark else []
     command = [str(PATH), *options, f"--virtual-time-budget={round(1000 * seconds)}", url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=True).stdout
 
 
 def text_of(document: str, identifier: str) -> str:
