@@ -76,7 +76,7 @@ def patience() -> Iterator[None]:
         for place in PATIENT:
             patched.setattr(place, PATIENCE_S * (1_000 if place.endswith("_MS") else 1))
         for name in BRIEF:
-            patched.setitem(BRIEF, name, PATIENCE_S * 1_000)  # type: ignore[misc]
+            patched.setitem(BRIEF, name, PATIENCE_S * 1_000)
         yield
 
 

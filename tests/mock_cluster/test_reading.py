@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -38,8 +38,8 @@ NOT_LEADER, NOT_AVAILABLE, FEW_REPLICAS, NOT_AUTHORISED, STORAGE = 6, 5, 19, 29,
 
 @pytest.fixture
 def publisher(cluster: MockCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyPublisher]:
-    monkeypatch.setattr("learner.publish.ACK_SECONDS", 2.0)
     monkeypatch.setattr("decoder.feed.RETRY_S", 0.1)
+    monkeypatch.setattr("decoder.kafka.compacted.REQUEST_MS", 5_000)  # of brokers that go away
     made = PolicyPublisher(cluster.kafka)
     yield made
     made.close()
@@ -57,7 +57,7 @@ def produce(cluster: MockCluster, partition: int, *values: bytes) -> None:
 
 
 def test_a_feed_hears_of_the_next_policy_after_every_trouble(
-    cluster: MockCluster, publisher: PolicyPublisher
+    cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     applied: list[Policy] = []
     feed = PolicyFeed(cluster.kafka, "scope", Admission("scope", applied.append))
@@ -68,6 +68,7 @@ def test_a_feed_hears_of_the_next_policy_after_every_trouble(
     second = publisher.publish(policy(2), term=1)
     until(lambda: len(applied) == 2)
     cluster.down()
+    monkeypatch.setattr("learner.publish.ACK_SECONDS", 2.0)
     with pytest.raises(BrokerError, match="was not acknowledged"):
         publisher.publish(policy(3), term=1)
     cluster.up()
@@ -88,8 +89,9 @@ def publishes(publisher: PolicyPublisher, version: int) -> bool:
 
 
 def test_a_policy_that_too_few_replicas_take_is_not_published(
-    cluster: MockCluster, publisher: PolicyPublisher
+    cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("learner.publish.ACK_SECONDS", 2.0)
     cluster.answer(PRODUCE, *[FEW_REPLICAS] * 200)
     with pytest.raises(BrokerError, match="was not acknowledged"):
         publisher.publish(policy(1), term=1)
@@ -121,12 +123,14 @@ def test_a_learner_reads_each_record_once_through_every_trouble(cluster: MockClu
             cluster.down()
             source.poll(0.1)
             cluster.up()
-        deadline = time.monotonic() + 20.0
-        while events < 20 * turn + 20:
-            assert time.monotonic() < deadline, (turn, source.offsets)
+
+        def read() -> None:
+            nonlocal events
             fetched = source.poll(0.1)
             events += sum(a.events for r in fetched if (a := intake.admit(r)) is not None)
             source.done(fetched)
+
+        until(lambda due=20 * turn + 20: events >= due, f"turn {turn}", turn=read)  # type: ignore[misc]
     source.close()
     assert source.offsets == {0: 40, 1: 40} and source.lag() == 0 and source.skipped == 0
     assert intake.sequences.missing == intake.sequences.duplicates == 0
@@ -214,9 +218,8 @@ def test_what_is_refused_lies_with_the_dead_and_what_no_broker_takes_is_counted(
     dead.close()
     consumer = open_consumer(cluster.kafka, "test")
     consumer.assign(places_of(consumer, DEAD.name))
-    found = []
-    while not found:
-        found = fetch(consumer, 500)
+    found: list[Any] = []
+    until(lambda: found.extend(fetch(consumer, 500)) or found)
     close(consumer)
     (letter,) = found
     told = dict(letter.headers)
