@@ -61,7 +61,8 @@ def swept() -> None:
 
 PATIENCE_S = 60
 PATIENT = (
-    "decoder.kafka.clients.CONNECT_MS", "decoder.kafka.compacted.REQUEST_MS",
+    "decoder.kafka.clients.CONNECT_MS", "decoder.kafka.clients.CLOSE_S",
+    "decoder.kafka.compacted.REQUEST_MS",
     "learner.intake.DELIVERY_MS", "learner.workers.PATIENCE_SECONDS",
     "learner.topics.REQUEST_MS", "learner.publish.ACK_SECONDS",
     "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.handover.CLOSE_TIMEOUT_S",
@@ -106,12 +107,13 @@ def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
 
 def until(
     condition: Callable[[], object],
-    what: str = "it to come true",
+    what: object = "it to come true",
     seconds: float = 60.0,
     turn: Callable[[], object] = lambda: None,
     pause: float = 0.02,
 ) -> None:
-    """Wait for ``condition``; ``turn`` is called, and time taken, between two looks at it."""
+    """Wait for ``condition``; ``turn`` is called, and time taken, between two looks at it. ``what``
+    is told where that is in vain."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"

@@ -45,6 +45,8 @@ none at all kafka-python (3.0.12) needs several calls for either."""
 
 PASSING_S: Final = 0.5
 """Given to what cannot be unpacked before the reader has its turn."""
+CLOSE_S: Final = 2.0
+"""Given to a producer that is left, for what nobody waited for."""
 LISTENS_S: Final = 5.0
 """Given to each address to accept a connection."""
 
@@ -136,11 +138,11 @@ def _open(kind: Any, kafka: KafkaSettings, purpose: str, options: dict[str, Any]
 def close(client: Any) -> None:
     """Leave the broker; never raises, since what is closed may be what failed. None is no client.
 
-    Everything that matters was acknowledged before: a producer waits two seconds for the rest.
+    Everything that matters was acknowledged before: a producer waits ``CLOSE_S`` for the rest.
     """
     with contextlib.suppress(Exception):
         if isinstance(client, KafkaProducer):
-            client.close(timeout=2.0)
+            client.close(timeout=CLOSE_S)
         elif client is not None:
             client.close()
 

@@ -61,10 +61,10 @@ class Broker:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registries, leases and topics are followed closely."""
+    """Registries, leases and topics are followed closely, and no thread outlives its test."""
     for place, seconds in {
-        (registrar, "FOLLOW"): 0.2, (registrar, "RETRY"): 0.3, (loop, "FOLLOW"): 0.1,
-        (loop, "POLL"): 0.05, (lease, "LOOK"): 0.05,
+        (registrar, "FOLLOW"): 0.2, (registrar, "RETRY"): 0.3, (registrar, "CLOSE"): 60.0,
+        (loop, "FOLLOW"): 0.1, (loop, "POLL"): 0.05, (lease, "LOOK"): 0.05,
     }.items():  # fmt: skip
         monkeypatch.setattr(place[0], f"{place[1]}_SECONDS", seconds)
 

@@ -187,19 +187,22 @@ def test_one_that_demands_a_password(mechanism: str, broker: Broker, papers: Pap
             open_admin(bare, "test", 1_000)
 
 
+TOKEN = Demands(mechanism="OAUTHBEARER", tokens=frozenset({"good"}))
+
+
+def bearing(port: int, **given: Any) -> KafkaSettings:
+    """Who shows a token there."""
+    demanded = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": TOKEN.mechanism}
+    return KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}", **demanded, **given)
+
+
 def test_one_that_demands_a_token_gets_what_a_file_holds_now(
     broker: Broker, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
     file.write_text("good\n")
-    demands = Demands(mechanism="OAUTHBEARER", tokens=frozenset({"good"}))
-    with demanding(broker.port, demands) as port:
-        kafka = KafkaSettings(
-            bootstrap_servers=f"127.0.0.1:{port}",
-            security_protocol="SASL_PLAINTEXT",
-            sasl_mechanism="OAUTHBEARER",
-            sasl_oauth_token_file=file,
-        )
+    with demanding(broker.port, TOKEN) as port:
+        kafka = bearing(port, sasl_oauth_token_file=file)
         assert exchange(kafka) == [b"numbers", b"more"]
         file.write_text("stale")
         assert is_turned_away(kafka)
@@ -214,17 +217,11 @@ def test_or_fetches_it_once_for_all_connections_of_a_client(
     broker: Broker, issuer: tuple[str, list[str]]
 ) -> None:
     url, issued = issuer
-    demands = Demands(mechanism="OAUTHBEARER", tokens=frozenset({"good"}))
-    with demanding(broker.port, demands) as port:
-        kafka = KafkaSettings(
-            bootstrap_servers=f"127.0.0.1:{port}",
-            security_protocol="SASL_PLAINTEXT",
-            sasl_mechanism="OAUTHBEARER",
-            sasl_oauth_token_url=url,
-            sasl_oauth_client_id="id",
-            sasl_oauth_client_secret="secret",
-            sasl_oauth_scope="kafka",
-        )
+    with demanding(broker.port, TOKEN) as port:
+        kafka = bearing(
+            port, sasl_oauth_token_url=url, sasl_oauth_client_id="id",
+            sasl_oauth_client_secret="secret", sasl_oauth_scope="kafka",
+        )  # fmt: skip
         assert exchange(kafka) == [b"numbers", b"more"]
         assert len(issued) == 4  # an admin client, two producers and a consumer
         other = kafka.model_copy(update={"sasl_oauth_client_secret": "other"})

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka import KafkaProducer
 
 from decoder.contracts.bundle import LAST_PUBLICATION, NUMBERS_A_TERM
 from decoder.contracts.topics import LEASE
 from learner import lease
 from learner.lease import LAST_TERM, Claim, Lease, counts, read_claim
 from tests.conftest import until
+from tests.decoder.telemetry.broker import send
 from tests.learner.conftest import Broker, Clock
 
 
@@ -101,11 +101,9 @@ def test_a_lease_that_ran_out_is_claimed_anew_and_not_renewed(
 
 def test_a_term_that_leaps_keeps_nobody_out(broker: Broker, lease_of: Makes) -> None:
     """After the last that can be written there is none: a record would end a scope for good."""
-    producer = KafkaProducer(**broker.kafka.client_options())
     for term in (LAST_TERM, LAST_TERM + 1):
         claim = {"holder": "nobody", "term": term, "beat": 0, "released": False}
-        producer.send(LEASE.name, json.dumps(claim).encode(), b"s").get(60)
-    producer.close()
+        send(broker.kafka, LEASE.name, json.dumps(claim).encode(), key=b"s")
     one, two = map(lease_of, ("one", "two"))
     turn_until(lambda: one.holds("s"), one)
     one.close()

@@ -6,7 +6,6 @@ import contextlib
 from dataclasses import replace
 
 import pytest
-from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import TopicAlreadyExistsError
 
@@ -21,15 +20,14 @@ from learner.publish import PolicyPublisher, StatusProducer
 from learner.published import Published
 from pipelines.machine import free_port
 from tests.conftest import random_policy, swept, until
+from tests.decoder.telemetry.broker import send
 from tests.learner.conftest import Broker
 
 
 def put(broker: Broker, *records: tuple[bytes, bytes | None]) -> None:
     """What others write onto the topic."""
-    producer = KafkaProducer(**broker.kafka.client_options())
     for key, value in records:
-        producer.send(POLICY.name, key=key, value=value).get(60)
-    producer.close()
+        send(broker.kafka, POLICY.name, value, key=key)
 
 
 def test_each_scope_and_role_is_numbered_by_itself(broker: Broker) -> None:

@@ -219,7 +219,7 @@ def test_with_several_partitions_readers_miss_nothing_and_hear_of_all_at_the_end
     tmp_path: Path,
 ) -> None:
     with running(tmp_path, topics=False) as kafka:
-        admin = open_admin(kafka, "test", 5_000)
+        admin = open_admin(kafka, "test", 60_000)
         until(lambda: bool(admin.create_topics([NewTopic(DRAFTS.name, 3, 1)])))
         admin.close()
         make_right(kafka)

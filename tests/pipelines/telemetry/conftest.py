@@ -129,7 +129,7 @@ HOSTILE = (b"", b"no record", b"[" * 5_000, b'{"contract": "hvd.drafts.v9"}')
 
 def spread(kafka: KafkaSettings, partitions: int = 3) -> None:
     """Our topics, that of drafts on so many partitions, and nothing on it."""
-    admin = open_admin(kafka, "test", 10_000)
+    admin = open_admin(kafka, "test", 60_000)
     if DRAFTS.name in admin.list_topics():
         admin.delete_topics([DRAFTS.name])
     admin.create_topics([NewTopic(DRAFTS.name, partitions, 1)])

@@ -27,7 +27,7 @@ from pipelines.watch.ledger import Drafts, Foresight, Ledger, Phase, Window
 from pipelines.watch.live import links_to, sentences, serving
 from pipelines.watch.page import ALL, as_dict, as_text, rate_in, record, render, uplifts
 from tests.conftest import until
-from tests.decoder.telemetry.broker import running
+from tests.decoder.telemetry.broker import running, send
 from tests.pipelines.watch import records
 from tests.pipelines.watch.records import (
     EVENTS,
@@ -212,16 +212,10 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
 
 
 def produce(kafka: KafkaSettings, began: float, rates: dict[str, float]) -> None:
-    from kafka import KafkaProducer
-
-    producer = KafkaProducer(acks="all", **kafka.client_options())
     statuses = [records.worker_status(began + second, 60 * second) for second in range(31)]
     made = {TRIALS.name: records.rounds(30, began, 1.0, rates), STATUS.name: statuses}
     for topic, each in made.items():
-        for one in each:
-            producer.send(topic, key=b"worker", value=one.model_dump_json().encode())
-    producer.flush()
-    producer.close()
+        send(kafka, topic, *(one.model_dump_json().encode() for one in each), key=b"worker")
 
 
 get = partial(httpx.get, timeout=60.0)
@@ -250,17 +244,13 @@ def test_a_browser_reads_the_ratio_off_the_live_page_and_sees_it_change(kafka) -
 
 
 def test_who_has_sent_requests_is_told_to_wait_and_not_to_send_one(kafka) -> None:
-    from kafka import KafkaProducer
-
-    producer = KafkaProducer(acks="all", **kafka.client_options())
     made = encode_batch([event(0, time.time())], ORIGIN, 0)
     with serving(kafka, 0, request="curl -s there") as url:
         until(  # drafts are read from the end on
             lambda: "take minutes of requests" in get(url).text,
-            turn=lambda: producer.send(DRAFTS.name, key=b"worker", value=made).get(60),
+            turn=lambda: send(kafka, DRAFTS.name, made, key=b"worker"),
         )
         assert "curl -s there" not in get(url).text
-    producer.close()
 
 
 @pytest.fixture
