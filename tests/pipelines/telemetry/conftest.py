@@ -27,9 +27,9 @@ from learner.lease import Lease
 from learner.publish import DeadLetters, PolicyPublisher, StatusProducer
 from learner.source import Fetched
 from learner.topics import make_right
-from pipelines.telemetry.reading import reading, records, spans
 from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
+from tests.decoder.telemetry import broker
 from tests.decoder.telemetry.broker import running
 from tests.decoder.telemetry.telling import ring_of
 from tests.pipelines.watch.records import event
@@ -108,13 +108,7 @@ def of_learner(kafka: KafkaSettings) -> None:
 
 def lying(kafka: KafkaSettings) -> dict[str, list[Any]]:
     """Every record that lies there, by topic."""
-    with reading(kafka, "test") as consumer:
-        return {
-            topic.name: [
-                r for came in records(consumer, topic, spans(consumer, topic)) for r in came
-            ]
-            for topic in TOPICS
-        }
+    return {topic.name: broker.lying(kafka, topic.name) for topic in TOPICS}
 
 
 def folder_of(name: str) -> Path:
