@@ -19,10 +19,8 @@ from tests.learner.conftest import Broker, Clock
 
 
 @pytest.fixture
-def lease_of(broker: Broker, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Makes]:
+def lease_of(broker: Broker, clock: Clock) -> Iterator[Makes]:
     """Leases by the names of their holders, by that clock; they are closed."""
-    for name, seconds in {"RENEW": 0.1, "LOOK": 0.0, "RETRY": 0.1}.items():
-        monkeypatch.setattr(lease, f"{name}_SECONDS", seconds)
     made: list[Lease] = []
 
     def make(holder: str) -> Lease:

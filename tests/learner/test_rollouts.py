@@ -181,7 +181,6 @@ def test_whoever_approves_reads_the_figures_and_moves_the_alias(stage: Stage) ->
 def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.1)
     one = stage.learner(home="one")
     step_until(one, lambda: one.lease.holds(SCOPE))
     two = stage.learner(home="two")
