@@ -168,7 +168,8 @@ def test_lessons_that_were_not_taken_are_sent_again(
     with running() as cluster:
         send(cluster.kafka, DRAFTS.name, *values)
         relay = intake.Relay(cluster.kafka)
-        cluster.answer(PRODUCE, *[NOT_AUTHORISED] * 8)  # a status takes one now and then
+        monkeypatch.setattr("learner.publish.RETRY_SECONDS", PATIENCE_S)
+        cluster.answer(PRODUCE, *[NOT_AUTHORISED] * 5)  # of which a status takes one
         assert relay.source.connect(threading.Event())
         consumer = open_consumer(cluster.kafka, "test")
         consumer.assign(places_of(consumer, LESSONS.name))
@@ -179,12 +180,12 @@ def test_lessons_that_were_not_taken_are_sent_again(
             came.update(decode_batch(record.value).sequence for record in fetch(consumer))
             return came == set(range(len(values)))
 
-        until(read, "all lessons")
+        until(read, "all lessons", PATIENCE_S)
         assert "they are sent again" in caplog.text
         relay.close()
         again = intake.Relay(cluster.kafka)  # begins where the other ended
         assert again.source.connect(threading.Event())
-        until(lambda: again.step() or again.source.caught_up, "its part")
+        until(lambda: again.step() or again.source.caught_up, "its part", PATIENCE_S)
         assert not again.intake.records and not again.faults
         again.close()
         close(consumer)
