@@ -103,7 +103,7 @@ class Learner:
     def step(self) -> None:
         """One turn; takes about ``POLL_SECONDS`` when idle."""
         # 1. Consume, and learn from each record once, in order of arrival.
-        records = self.source.poll(POLL_SECONDS)
+        records = self.source.poll(POLL_SECONDS) if self._knows_anyone() else []
         read = dict(self.source.offsets)
         for record in records:
             read[record.partition] = record.offset + 1
@@ -180,6 +180,14 @@ class Learner:
         ):  # fmt: skip
             if part is not None:
                 part.close()
+
+    def _knows_anyone(self) -> bool:
+        """False where it cannot be told yet whom workers serve: all that lies there would be
+        passed over. Waits as the source does that finds nothing."""
+        known = bool(self.scopes.entries) or self.workers.begun()
+        if not known:
+            time.sleep(POLL_SECONDS)
+        return known
 
     def _learn(self, admitted: Lessons, read: Mapping[int, int]) -> None:
         name = admitted.scope

@@ -87,7 +87,7 @@ class PolicyPublisher:
                 "publisher",
                 **ONE_AT_A_TIME,
                 max_request_size=MAX_BUNDLE_BYTES + 4096,
-                max_block_ms=1_000,
+                max_block_ms=int(ACK_SECONDS * 250),
                 # shorter than what must be left of a lease
                 delivery_timeout_ms=int(ACK_SECONDS * 1e3),
                 request_timeout_ms=int(ACK_SECONDS * 500),

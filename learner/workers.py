@@ -41,6 +41,13 @@ class Workers:
         self._log = Compacted(kafka, STATUS, self._take, last=MOST)
         self._scopes: OrderedDict[str, None] = OrderedDict()
         self._read_at = self._asked_at = 0.0
+        self._begun = False
+
+    def begun(self) -> bool:
+        """Whether all that lay there at first has been taken in; looks, where it has not."""
+        if not self._begun:
+            self.read(PATIENCE_SECONDS)
+        return self._begun
 
     def know(self, scope: str) -> bool:
         """Whether a worker has named ``scope``; looks, once a second, to the end of the topic."""
@@ -57,7 +64,7 @@ class Workers:
         self._read_at = time.monotonic() + READ_SECONDS
         self.shares.clear()
         try:
-            self._log.read(seconds)
+            self._begun = self._log.read(seconds) or self._begun
         except AWAY:  # the log has it
             self._read_at = time.monotonic() + RETRY_SECONDS
 

@@ -7,6 +7,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
 from decoder.contracts.settings import KafkaSettings
 from decoder.core.events import Log
-from decoder.kafka.clients import Network
+from decoder.kafka.clients import BRIEF, Network
 
 VOCABULARY = 32
 
@@ -58,6 +59,28 @@ def swept() -> None:
     gc.freeze()
 
 
+PATIENCE_S = 60
+PATIENT = (
+    "decoder.kafka.clients.CONNECT_MS", "decoder.kafka.clients.CLOSE_S",
+    "decoder.kafka.compacted.REQUEST_MS",
+    "learner.intake.DELIVERY_MS", "learner.workers.PATIENCE_SECONDS",
+    "learner.topics.REQUEST_MS", "learner.publish.ACK_SECONDS",
+    "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.handover.CLOSE_TIMEOUT_S",
+    "decoder.telemetry.handover.START_TIMEOUT_S",
+)  # fmt: skip
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """Whoever speaks to a broker that is there waits for it, though it stands still for seconds."""
+    with pytest.MonkeyPatch.context() as patched:
+        for place in PATIENT:
+            patched.setattr(place, PATIENCE_S * (1_000 if place.endswith("_MS") else 1))
+        for name in BRIEF:
+            patched.setitem(BRIEF, name, PATIENCE_S * 1_000)
+        yield
+
+
 class KeepingSink(Log):
     """An event sink that keeps the events."""
 
@@ -84,12 +107,13 @@ def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
 
 def until(
     condition: Callable[[], object],
-    what: str = "it to come true",
+    what: object = "it to come true",
     seconds: float = 60.0,
     turn: Callable[[], object] = lambda: None,
     pause: float = 0.02,
 ) -> None:
-    """Wait for ``condition``; ``turn`` is called, and time taken, between two looks at it."""
+    """Wait for ``condition``; ``turn`` is called, and time taken, between two looks at it. ``what``
+    is told where that is in vain."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"

@@ -96,13 +96,13 @@ def put(kafka: KafkaSettings, topic: str, *batches: bytes, partition: int = 0) -
     """Have the broker store ``batches``, a request each; its error codes."""
     host, _, port = kafka.bootstrap_servers.partition(",")[0].rpartition(":")
     codes = []
-    with socket.create_connection((host, int(port)), timeout=10.0) as sock:
+    with socket.create_connection((host, int(port)), timeout=60.0) as sock:
         for each in batches:
             name = topic.encode()
             frames.write(
                 sock,
                 struct.pack(">hhih", PRODUCE, VERSION, 1, -1)
-                + struct.pack(">hhii", -1, 1, 5_000, 1)
+                + struct.pack(">hhii", -1, 1, 60_000, 1)
                 + struct.pack(">h", len(name))
                 + name
                 + struct.pack(">iii", 1, partition, len(each))

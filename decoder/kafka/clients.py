@@ -27,6 +27,13 @@ ONE_AT_A_TIME: Final = {
 """Of a producer that keeps its order and lives through a refusal: an idempotent one of kafka-python
 (3.0.12) sends nothing any more after an error that is final for one record, and for that its
 readers must not mind a record that comes twice."""
+BRIEF: Final = {
+    "bootstrap_timeout_ms": 1_000,
+    "max_block_ms": 200,  # what waits longer is worth less than its sender's time
+    "delivery_timeout_ms": 5_000,
+    "request_timeout_ms": 3_000,
+}
+"""Patience with what can be done without."""
 ANSWER_MS: Final = 20
 """Milliseconds given to a fetch under way. A reader that found nothing waits outside the client:
 where a broker answers an empty fetch at once instead of holding it, the client asks again at once,
@@ -38,6 +45,8 @@ none at all kafka-python (3.0.12) needs several calls for either."""
 
 PASSING_S: Final = 0.5
 """Given to what cannot be unpacked before the reader has its turn."""
+CLOSE_S: Final = 2.0
+"""Given to a producer that is left, for what nobody waited for."""
 LISTENS_S: Final = 5.0
 """Given to each address to accept a connection."""
 
@@ -91,16 +100,7 @@ def open_producer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
 
 def open_brief_producer(kafka: KafkaSettings, purpose: str) -> Any:
     """A producer for what can be done without: it gives up soon and never sends twice."""
-    return open_producer(
-        kafka,
-        purpose,
-        acks=1,
-        enable_idempotence=False,
-        bootstrap_timeout_ms=1_000,
-        max_block_ms=200,  # what waits longer is worth less than its sender's time
-        delivery_timeout_ms=5_000,
-        request_timeout_ms=3_000,
-    )
+    return open_producer(kafka, purpose, acks=1, enable_idempotence=False, **BRIEF)
 
 
 def open_admin(kafka: KafkaSettings, purpose: str, timeout_ms: int) -> Any:
@@ -138,11 +138,11 @@ def _open(kind: Any, kafka: KafkaSettings, purpose: str, options: dict[str, Any]
 def close(client: Any) -> None:
     """Leave the broker; never raises, since what is closed may be what failed. None is no client.
 
-    Everything that matters was acknowledged before: a producer waits two seconds for the rest.
+    Everything that matters was acknowledged before: a producer waits ``CLOSE_S`` for the rest.
     """
     with contextlib.suppress(Exception):
         if isinstance(client, KafkaProducer):
-            client.close(timeout=2.0)
+            client.close(timeout=CLOSE_S)
         elif client is not None:
             client.close()
 

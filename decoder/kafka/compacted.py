@@ -12,6 +12,7 @@ from decoder.contracts.topics import Topic
 from decoder.kafka.clients import ANSWER_MS, AWAY, close, fetch, offsets, open_consumer, places_of
 from decoder.kafka.faults import tell
 
+REQUEST_MS: Final = 5_000
 REVIEW_SECONDS: Final = 30.0
 """How often it is asked what the topic still holds."""
 MOST_SECONDS: Final = 1.0
@@ -88,7 +89,7 @@ class Compacted:
     def _connect(self) -> None:
         if self._consumer is None:
             self._consumer = open_consumer(
-                self._kafka, f"reader-of-{self._topic.name}", request_timeout_ms=5_000
+                self._kafka, f"reader-of-{self._topic.name}", request_timeout_ms=REQUEST_MS
             )
             self._places = places_of(self._consumer, self._topic.name)
             self._consumer.assign(self._places)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kafka import KafkaProducer
 
 from decoder.admission import Admission
 from decoder.contracts.bundle import Policy
@@ -24,21 +22,20 @@ from decoder.kafka.compacted import Compacted
 from decoder.policy.probes import to_bytes
 from pipelines.machine import free_port
 from tests.conftest import random_policy, until
-from tests.decoder.telemetry.broker import running
+from tests.decoder.telemetry.broker import running, send
 
 Publish = Callable[..., None]
 
 
 @pytest.fixture
-def publish(kafka: KafkaSettings) -> Iterator[Publish]:
+def publish(kafka: KafkaSettings) -> Publish:
     """Puts a record of a role, or of any key, onto the policy topic."""
-    with closing(KafkaProducer(acks="all", **kafka.client_options())) as producer:
 
-        def put(key: str | bytes, value: bytes | None, headers: Any = ()) -> None:
-            key = policy_key("scope", key) if isinstance(key, str) else key
-            producer.send(POLICY.name, key=key, value=value, headers=[*headers]).get(10)
+    def put(key: str | bytes, value: bytes | None, headers: Any = ()) -> None:
+        key = policy_key("scope", key) if isinstance(key, str) else key
+        send(kafka, POLICY.name, value, key=key, headers=[*headers])
 
-        yield put
+    return put
 
 
 def bundle(version: int, publication: int, role: str = "champion", scope: str = "scope") -> bytes:

@@ -35,6 +35,7 @@ class Reader:
     events: list[DraftEvent] = field(default_factory=list)
     workers: list[WorkerStatus] = field(default_factory=list)
     learners: list[LearnerStatus] = field(default_factory=list)
+    _known: set[tuple[str, int]] = field(default_factory=set)
     _consumer: Any = None
 
     def read(self) -> None:
@@ -48,7 +49,10 @@ class Reader:
         for records in self._consumer.poll(timeout_ms=500).values():
             for record in records:
                 if record.topic == DRAFTS.name:
-                    self.events += decode_batch(record.value).events
+                    batch = decode_batch(record.value)
+                    if (named := (batch.origin.life, batch.sequence)) not in self._known:
+                        self.events += batch.events
+                    self._known.add(named)  # it lies there again where an answer was lost
                 else:
                     status = decode_status(record.value)
                     of_worker = isinstance(status, WorkerStatus)

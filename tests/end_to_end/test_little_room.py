@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -17,8 +17,10 @@ from safetensors.numpy import save_file
 from pipelines import embedded, machine
 from pipelines.serve.command import METRICS_VARIABLE
 from pipelines.stack.running import HVD
+from tests import conftest
 from tests.server import PATIENCE_S, Server, serving
 
+until = partial(conftest.until, seconds=PATIENCE_S)
 pytestmark = [pytest.mark.long, pytest.mark.engine, pytest.mark.timeout(600)]
 
 SMALL = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
@@ -71,15 +73,12 @@ def test_figures_without_room_end_nothing_nor_do_adapters_and_no_engine_outlives
     with serving(arguments, environment, port, tmp_path / "log") as server:
         plain = ask(server)
         assert plain and ask(server, "zeros") == plain
-        assert "No space left" in server.log()
+        until(lambda: "No space left" in server.log())
         below = psutil.Process(server.child.process.pid).children(recursive=True)
         assert any("EngineCore" in process.name() + process.cmdline()[0] for process in below)
         server.child.process.kill()
         server.child.process.wait()
-        until = time.monotonic() + PATIENCE_S
-        while any(process.is_running() for process in below):
-            assert time.monotonic() < until, "an engine runs on without its server"
-            time.sleep(0.1)
+        until(lambda: not any(process.is_running() for process in below), "the engine's end")
 
 
 def test_a_server_in_a_container_that_may_write_next_to_nothing(tmp_path: Path) -> None:
@@ -96,15 +95,10 @@ def test_a_server_in_a_container_that_may_write_next_to_nothing(tmp_path: Path) 
     ]  # fmt: skip
     with serving(arguments, environment, port, tmp_path / "log") as server:
         assert ask(server)
-        until = time.monotonic() + PATIENCE_S
-        while not server.metric("hvd_tokens_total"):
-            assert time.monotonic() < until, "no figures of the worker"
-            time.sleep(0.1)
-        assert "does not take what this worker has to tell" in server.log(), "its carrier runs"
+        until(lambda: server.metric("hvd_tokens_total"), "figures of the worker")
+        told = "does not take what this worker has to tell"
+        until(lambda: told in server.log(), "what its carrier says")
         below = psutil.Process(server.child.process.pid).children(recursive=True)
         [engine] = [p for p in below if "EngineCore" in "".join(p.cmdline())]
         engine.kill()
-        until = time.monotonic() + PATIENCE_S
-        while any(process.is_running() for process in below):
-            assert time.monotonic() < until, "what an engine started runs on without it"
-            time.sleep(0.1)
+        until(lambda: not any(process.is_running() for process in below), "the end of the rest")

@@ -25,6 +25,7 @@ from learner.registry import Registry
 from pipelines.stack.running import Home, Ports, Stack, running
 from pipelines.workloads import prompts
 from tests.conftest import naive_accepted_length
+from tests.decoder.telemetry.broker import send
 from tests.end_to_end.service import Answer, Reader, ask, embedded_scope
 
 pytestmark = [
@@ -184,13 +185,8 @@ def test_moving_the_alias_changes_what_is_served(
 
 
 def test_a_malformed_bundle_is_refused_and_counted(stack: Stack, reader: Reader) -> None:
-    from kafka import KafkaProducer
-
     before = reader.workers[-1].policy_version
-    producer = KafkaProducer(enable_idempotence=False, **stack.kafka.client_options())
-    key = policy_key(embedded_scope(), "champion")
-    producer.send(POLICY.name, key=key, value=b"not a bundle").get(60)
-    producer.close()
+    send(stack.kafka, POLICY.name, b"not a bundle", key=policy_key(embedded_scope(), "champion"))
     reader.until("the refusal", lambda: reader.workers[-1].refusals.get("malformed") == 1)
     assert reader.workers[-1].policy_version == before
     assert asked(stack, list(next(prompts("chat")).messages), "after-the-refusal").output

@@ -97,7 +97,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield Service(process, said, ports)
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(300)
         print(said.read_text())
 
 
@@ -126,8 +126,8 @@ def test_ctrl_c_while_something_restarts_leaves_nothing(service: Service) -> Non
     children = psutil.Process(service.process.pid).children(recursive=True)
     service.process.send_signal(signal.SIGINT)
     service.process.send_signal(signal.SIGINT)
-    service.process.wait(60)
-    _, alive = psutil.wait_procs(children, timeout=10)
+    service.process.wait(300)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, alive
     for port in (service.ports.api, service.ports.kafka, service.ports.mlflow):
         assert machine.is_free(port)

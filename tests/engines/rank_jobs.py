@@ -110,7 +110,6 @@ def meeting(ranks: Ranks) -> dict[str, Any]:
     """The last rank is like the others, or has other settings, or is of another version, or is not
     there; each time in a group of their own."""
     last, told = ranks.rank == ranks.size - 1, {}
-    alike.PATIENCE_S = PATIENCE_S  # type: ignore[misc]
     for case in ("alike", "names of its own", "settings", "version", "stock"):
         group = distributed.new_group(list(range(ranks.size)), backend="gloo")
         os.environ |= {"HVD_WORKER_NAME": f"{case} {ranks.rank}" if "names" in case else "worker"}
@@ -118,8 +117,10 @@ def meeting(ranks: Ranks) -> dict[str, Any]:
         other = last and case == "version"
         alike.metadata = SimpleNamespace(version=lambda _, o=other: "0.0.1" if o else "0.0.2")
         told[case] = ""
-        if last and case == "stock":
-            continue
+        if case == "stock":
+            alike.PATIENCE_S = PATIENCE_S  # type: ignore[misc]
+            if last:
+                continue
         try:
             seat = SimpleNamespace(rank_in_group=ranks.rank, world_size=ranks.size, cpu_group=group)
             alike.meet(seat)

@@ -50,7 +50,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         for rank in range(size)
     ]  # fmt: skip
     try:
-        logs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        logs = [rank.communicate(timeout=500)[0] for rank in ranks]
     finally:
         for each in ranks:
             each.kill()

@@ -24,7 +24,7 @@ from learner.settings import LearnerSettings
 from pipelines.machine import free_port
 from pipelines.stack import processes
 from pipelines.stack.broker import broker_part, local
-from tests.conftest import swept, until
+from tests.conftest import patience, swept, until
 from tests.learner.stage import EVENTS, OTHER, SERVED, Stage
 from tests.learner.stream import SCOPE, Connect, batches, produce
 
@@ -60,19 +60,41 @@ class Broker:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registries, leases and topics are followed closely."""
+    """Registries, leases and topics are followed closely, and no thread outlives its test."""
     for place, seconds in {
-        (registrar, "FOLLOW"): 0.2, (registrar, "RETRY"): 0.3, (loop, "FOLLOW"): 0.1,
-        (loop, "POLL"): 0.05, (lease, "LOOK"): 0.05,
+        (registrar, "FOLLOW"): 0.2, (registrar, "RETRY"): 0.3, (registrar, "CLOSE"): 60.0,
+        (loop, "FOLLOW"): 0.1, (loop, "POLL"): 0.05, (lease, "LOOK"): 0.05,
     }.items():  # fmt: skip
         monkeypatch.setattr(place[0], f"{place[1]}_SECONDS", seconds)
+
+
+class Clock:
+    """It goes on a little whenever it is asked, however long the machine stands still."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1e-5  # it may be asked a million times
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """By which leases run out: when the test says so. They are renewed all the time."""
+    for name, seconds in {"RENEW": 1e-3, "LOOK": 0.0, "RETRY": 1e-3}.items():
+        monkeypatch.setattr(lease, f"{name}_SECONDS", seconds)
+    made = Clock()
+    monkeypatch.setattr(lease, "time", made)
+    return made
 
 
 @pytest.fixture
 def bare_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker without topics, one for each test: it starts in a tenth of a second."""
     started = Broker(tmp_path_factory.mktemp("broker"))
-    yield started
+    with patience():
+        yield started
     started.stop()
     swept()  # here, and not in somebody else's test
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from decoder.contracts.events import DraftEvent, Origin, encode_batch
 from decoder.contracts.settings import KafkaSettings
@@ -21,6 +20,7 @@ from learner.registry import Registry
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 from tests.conftest import until
+from tests.decoder.telemetry.broker import lying, send
 
 SCOPE = "scope01"
 ORIGIN = Origin(SCOPE, "w1", "1f" * 8)
@@ -45,15 +45,10 @@ def produce(
     kafka: KafkaSettings, values: Sequence[bytes], topic: Topic = DRAFTS, known: bool = True
 ) -> None:
     """Send ``values``; drafts as a worker that has said its status, unless it is not ``known``."""
-    producer = KafkaProducer(**kafka.client_options(), compression_type="gzip")
     for scope in _scopes(values) if topic is DRAFTS and known else ():
         status = WorkerStatus(process="w", scope=scope, time=1.0)
-        producer.send(STATUS.name, value=status.model_dump_json().encode())
-        producer.flush()
-    for value in values:
-        producer.send(topic.name, value=value)
-    producer.flush()
-    producer.close()
+        send(kafka, STATUS.name, status.model_dump_json().encode())
+    send(kafka, topic.name, *values)
 
 
 def _scopes(values: Sequence[bytes]) -> set[str]:
@@ -73,24 +68,11 @@ class _Unreadable(str):
 
 def produce_unreadable(kafka: KafkaSettings, topic: Topic = DRAFTS) -> None:
     """A record that kafka-python cannot unpack."""
-    producer = KafkaProducer(**kafka.client_options())
-    producer.send(topic.name, value=b"", headers=[(_Unreadable("name"), b"")])
-    producer.flush()
-    producer.close()
+    send(kafka, topic.name, b"", headers=[(_Unreadable("name"), b"")])
 
 
 def consume(kafka: KafkaSettings, topic: Topic) -> list[Any]:
-    consumer = KafkaConsumer(**kafka.client_options(), group_id=None, enable_auto_commit=False)
-    place = TopicPartition(topic.name, 0)
-    consumer.assign([place])
-    consumer.seek_to_beginning()
-    found: list[Any] = []
-    end = consumer.end_offsets([place])[place]
-    while consumer.position(place) < end:  # a fetch that took too long is empty, and not the end
-        for records in consumer.poll(timeout_ms=400).values():
-            found += records
-    consumer.close()
-    return found
+    return lying(kafka, topic.name)
 
 
 def reported(kafka: KafkaSettings, learner: Learner) -> LearnerStatus:

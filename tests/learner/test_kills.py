@@ -143,7 +143,7 @@ class Server:
     def signal(self, number: signal.Signals) -> None:
         os.killpg(self.child.process.pid, number)  # its workers too
         if number is signal.SIGKILL:
-            self.child.process.wait(10)
+            self.child.process.wait(60)
 
 
 def wait(done: Callable[[], bool]) -> None:
@@ -207,7 +207,7 @@ def test_minutes_without_mlflow_cost_no_event_and_no_verdict(
                 sent += 1
             if killed < time.monotonic():
                 process.kill()
-                process.wait(10)
+                process.wait(60)
                 process, killed = learner(broker, server, folder), float("inf")
             time.sleep(1.0)
         # it is still away, and everything has been learned from but what is under way
@@ -229,5 +229,5 @@ def test_minutes_without_mlflow_cost_no_event_and_no_verdict(
         told.close()
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         processes.stop([server.child])

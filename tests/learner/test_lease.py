@@ -8,21 +8,19 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka import KafkaProducer
 
 from decoder.contracts.bundle import LAST_PUBLICATION, NUMBERS_A_TERM
 from decoder.contracts.topics import LEASE
 from learner import lease
 from learner.lease import LAST_TERM, Claim, Lease, counts, read_claim
 from tests.conftest import until
-from tests.learner.conftest import Broker
+from tests.decoder.telemetry.broker import send
+from tests.learner.conftest import Broker, Clock
 
 
 @pytest.fixture
-def lease_of(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Makes]:
-    """Leases by the names of their holders, which run out soon, and are closed."""
-    for name, seconds in {"TTL": 4.0, "RENEW": 0.4, "LOOK": 0.05}.items():
-        monkeypatch.setattr(lease, f"{name}_SECONDS", seconds)
+def lease_of(broker: Broker, clock: Clock) -> Iterator[Makes]:
+    """Leases by the names of their holders, by that clock; they are closed."""
     made: list[Lease] = []
 
     def make(holder: str) -> Lease:
@@ -47,13 +45,17 @@ def turn_until(done: Callable[[], bool], *leases: Lease) -> None:
     until(done, turn=turn)
 
 
-def test_one_holds_and_a_lost_one_is_replaced(broker: Broker, lease_of: Makes) -> None:
+def test_one_holds_and_a_lost_one_is_replaced(
+    broker: Broker, lease_of: Makes, clock: Clock
+) -> None:
     one, two = lease_of("one"), Lease(broker.kafka, "two")
     turn_until(lambda: one.holds("s"), one)
     turn_until(lambda: two.holder_of("s") == "one", one, two)
-    assert one.term("s") == 1 and one.holds("s", margin=0.5) and not one.holds("s", margin=9.0)
+    left = lease.TTL_SECONDS
+    assert one.term("s") == 1 and one.holds("s", left - 9.0) and not one.holds("s", left)
     assert not one.holds("another")
-    turn_until(lambda: two.holds("s"), two)  # the first sleeps
+    clock.now += left  # the first sleeps
+    turn_until(lambda: two.holds("s"), two)
     assert two.term("s") == 2 and not one.holds("s")
     turn_until(lambda: one.holder_of("s") == "two", one, two)  # and wakes
     two.close()
@@ -64,15 +66,12 @@ def test_one_holds_and_a_lost_one_is_replaced(broker: Broker, lease_of: Makes) -
     assert again.term("s") == 4
 
 
-def test_what_has_become_another_s_is_given_up_at_once(
-    lease_of: Makes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lease, "TTL_SECONDS", 10_000.0)  # nobody lives to see one run out
+def test_what_has_become_another_s_is_given_up_at_once(lease_of: Makes, clock: Clock) -> None:
     one, two = lease_of("one"), lease_of("two")
     turn_until(lambda: one.holds("s"), one)
     turn_until(lambda: one.turn({}, lambda scope: False) or not one.holds("s"))
     turn_until(lambda: two.holds("s"), two)
-    assert two.term("s") == 2
+    assert two.term("s") == 2 and clock.now < lease.TTL_SECONDS, "none has run out"
 
 
 def test_topics_that_cannot_be_read_are_told(
@@ -87,24 +86,22 @@ def test_topics_that_cannot_be_read_are_told(
 
 
 def test_a_lease_that_ran_out_is_claimed_anew_and_not_renewed(
-    lease_of: Makes, monkeypatch: pytest.MonkeyPatch
+    lease_of: Makes, clock: Clock
 ) -> None:
-    monkeypatch.setattr(lease, "TTL_SECONDS", 1.0)
     one = lease_of("one")
     turn_until(lambda: one.holds("s"), one)
     before = one.term("s")
-    turn_until(lambda: not one.holds("s"))  # it sleeps, and another may claim meanwhile
+    clock.now += lease.TTL_SECONDS  # it sleeps, and another may claim meanwhile
+    assert not one.holds("s")
     turn_until(lambda: one.holds("s"), one)
     assert one.term("s") > before
 
 
 def test_a_term_that_leaps_keeps_nobody_out(broker: Broker, lease_of: Makes) -> None:
     """After the last that can be written there is none: a record would end a scope for good."""
-    producer = KafkaProducer(**broker.kafka.client_options())
     for term in (LAST_TERM, LAST_TERM + 1):
         claim = {"holder": "nobody", "term": term, "beat": 0, "released": False}
-        producer.send(LEASE.name, json.dumps(claim).encode(), b"s").get(10)
-    producer.close()
+        send(broker.kafka, LEASE.name, json.dumps(claim).encode(), key=b"s")
     one, two = map(lease_of, ("one", "two"))
     turn_until(lambda: one.holds("s"), one)
     one.close()

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kafka.errors import KafkaTimeoutError
 
 from decoder.contracts.events import Origin, encode_batch
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DEAD, POLICY, STATUS, policy_key
 from decoder.contracts.trials import SUFFIX
+from decoder.kafka.compacted import Compacted
 from decoder.policy.probes import from_bytes
 from learner import state
 from learner.loop import Learner
@@ -289,6 +291,25 @@ def test_a_scope_that_no_worker_names_costs_nothing_until_one_does(bare: Stage) 
     step_until(learner, lambda: "made-up-7" in learner.scopes.awake)
     assert learner.scopes.of("made-up-7").total == 100
     stop(learner)
+
+
+def test_a_new_learner_passes_nothing_over_before_it_could_read_whom_workers_serve(
+    bare: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, away = Compacted.read, [KafkaTimeoutError("not now")]
+
+    def late(topic: Compacted, seconds: float = 0.0) -> bool:
+        if topic._topic is STATUS and away:
+            raise away.pop()
+        return read(topic, seconds)
+
+    monkeypatch.setattr(Compacted, "read", late)
+    monkeypatch.setattr("learner.workers.RETRY_SECONDS", 0.1)
+    produce(bare.kafka, batches(EVENTS[:200]))
+    learner = bare.learner("off")
+    step_until(learner, lambda: learner.source.offsets == {0: 4})
+    stop(learner)
+    assert (total_of(learner), learner.unknown, away) == (200, 0, [])
 
 
 def test_a_spare_samples_as_the_holder_of_the_scope_says(bare: Stage) -> None:

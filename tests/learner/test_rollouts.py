@@ -13,10 +13,11 @@ from decoder.contracts.bundle import unpack
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.topics import POLICY, TRIALS, policy_key
 from decoder.trial.effect import UNKNOWN, Effect
-from learner import comparison, loop
+from learner import comparison, lease
 from learner.registrations import Registration
 from learner.registry import Standing, digest_of
 from tests.conftest import until
+from tests.learner.conftest import Clock
 from tests.learner.stage import (
     SERVED,
     WARNINGS,
@@ -105,7 +106,8 @@ def test_one_that_is_forced_through_is_rolled_back_though_a_lease_is_lost_in_mid
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     learner = stage.learner()
-    step_until(learner, lambda: SCOPE in learner.rollouts.of)
+    for known in (learner.rollouts.of, learner.scopes.awake):
+        step_until(learner, lambda known=known: SCOPE in known)
     step_until(learner, lambda: learner.rollouts.of[SCOPE].champion == 1)
     step_until(learner, lambda: learner.scopes.awake[SCOPE].version == 1)
     stage.registry.move(SCOPE, "champion", 2, "somebody", "it looks good")
@@ -177,12 +179,8 @@ def test_whoever_approves_reads_the_figures_and_moves_the_alias(stage: Stage) ->
 
 
 def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    monkeypatch.setattr("learner.lease.TTL_SECONDS", 4.0)
-    monkeypatch.setattr("learner.lease.RENEW_SECONDS", 0.5)
-    monkeypatch.setattr(loop, "MARGIN_SECONDS", 0.5)
-    monkeypatch.setattr("learner.rollouts.MARGIN_SECONDS", 0.5)
     one = stage.learner(home="one")
     step_until(one, lambda: one.lease.holds(SCOPE))
     two = stage.learner(home="two")
@@ -201,7 +199,7 @@ def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
         lambda: len(pairs_of(one)) >= 16 and pairs_of(two) == pairs_of(one), seconds=400, turn=turn
     )
     assert one.lease.holds(SCOPE) and not two.lease.holds(SCOPE)
-    # the first is stopped where it stands
+    clock.now += lease.TTL_SECONDS  # the first is stopped where it stands
     step_until(two, lambda: two.lease.holds(SCOPE))
     assert len(pairs_of(two)) >= 16 and len(two.registrar.waiting()) == 1
     crew.noise = 0.02

@@ -24,6 +24,7 @@ from typing import Final
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
 from tests import frames
+from tests.conftest import patience
 
 HOST: Final = "127.0.0.1"
 PRODUCE, FETCH, METADATA, VERSIONS = 0, 1, 3, 18
@@ -167,7 +168,8 @@ def running(
     try:
         for topic in TOPICS:
             cluster.make_topic(topic.name, more.get(topic.name, partitions))
-        yield cluster
+        with patience():
+            yield cluster
     finally:
         cluster.close()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from kafka.partitioner.default import murmur2
@@ -25,6 +25,7 @@ from decoder.kafka.clients import close, fetch, open_consumer, open_producer, pl
 from learner import group, intake
 from tests import raw_batches as raw
 from tests.conftest import until
+from tests.decoder.telemetry.broker import lying, send
 from tests.learner.stage import WARNINGS
 from tests.learner.stream import batches
 from tests.learner.traffic import Traffic
@@ -89,7 +90,7 @@ class Fleet:
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
     def send(self, records: int = 5) -> None:
         """Some records of each scope, with what is none between them."""
@@ -154,22 +155,6 @@ class Fleet:
         close(self.producer)
         close(self.statuses)
 
-    def lying(self, topic: str) -> list[Any]:
-        """All records of a topic."""
-        consumer = open_consumer(self.cluster.kafka, "test")
-        places = places_of(consumer, topic)
-        consumer.assign(places)
-        consumer.seek_to_beginning()
-        ends, found = consumer.end_offsets(places), []
-
-        def read() -> bool:
-            found.extend(fetch(consumer, 200))
-            return all(consumer.position(place) >= end for place, end in ends.items())
-
-        until(read, topic)
-        close(consumer)
-        return found
-
 
 def test_lessons_that_were_not_taken_are_sent_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -180,14 +165,10 @@ def test_lessons_that_were_not_taken_are_sent_again(
         monkeypatch.setattr(intake, f"{name}_SECONDS", 0.1)
     values = batches(Traffic(seed=1).events(10))
     with running() as cluster:
-        producer = open_producer(cluster.kafka, "test")
-        for value in values:
-            producer.send(DRAFTS.name, value=value)
-        producer.flush()
-        close(producer)
+        send(cluster.kafka, DRAFTS.name, *values)
         relay = intake.Relay(cluster.kafka)
-        until(lambda: relay.step() or relay.source.lag(), "its part")
-        cluster.answer(PRODUCE, *[NOT_AUTHORISED] * 4)
+        monkeypatch.setattr("learner.publish.RETRY_SECONDS", PATIENCE_S)
+        cluster.answer(PRODUCE, *[NOT_AUTHORISED] * 5)  # of which a status takes one
         consumer = open_consumer(cluster.kafka, "test")
         consumer.assign(places_of(consumer, LESSONS.name))
         came: set[int] = set()
@@ -197,11 +178,11 @@ def test_lessons_that_were_not_taken_are_sent_again(
             came.update(decode_batch(record.value).sequence for record in fetch(consumer))
             return came == set(range(len(values)))
 
-        until(read, "all lessons")
+        until(read, "all lessons", PATIENCE_S)
         assert "they are sent again" in caplog.text
         relay.close()
         again = intake.Relay(cluster.kafka)  # begins where the other ended
-        until(lambda: again.step() or again.source.caught_up, "its part")
+        until(lambda: again.step() or again.source.caught_up, "its part", PATIENCE_S)
         assert not again.intake.records and not again.faults
         again.close()
         close(consumer)
@@ -259,7 +240,7 @@ def test_whoever_is_killed_each_lesson_is_learned_once_and_a_scope_has_one_publi
         fleet.wait(fleet.is_shared, f"with {name} again")
 
     sent, twice = dict[tuple[int, int], int](), 0
-    for record in fleet.lying(LESSONS.name):
+    for record in lying(fleet.cluster.kafka, LESSONS.name):
         if record.value != b"poison":
             batch = decode_batch(record.value)
             assert batch.source is not None and record.key == batch.origin.scope.encode()
@@ -268,7 +249,7 @@ def test_whoever_is_killed_each_lesson_is_learned_once_and_a_scope_has_one_publi
             sent[place] = len(batch)
     assert sum(sent.values()) == fleet.sent.total()
     numbers = defaultdict[bytes, list[int]](list)
-    for record in fleet.lying(POLICY.name):
+    for record in lying(fleet.cluster.kafka, POLICY.name):
         numbers[record.key].append(unpack(record.value)[0].publication)
     assert len(numbers) >= len(SCOPES)
     assert all(each == sorted(set(each)) for each in numbers.values())

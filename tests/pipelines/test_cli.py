@@ -17,7 +17,7 @@ def hvd(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", **environment},
     )
 

@@ -146,6 +146,7 @@ class Found:
     tokens: int = 0
     failures: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+    tried: int = 0
     pushed: int = 0
     publication: int = 0
     seconds: float = 0.0
@@ -192,7 +193,8 @@ def under_load(
     ):
         streams = [pool.submit(stream) for _ in range(STREAMS)]
         for version, policy in enumerate(itertools.cycle(policies(scope)), 1):
-            with suppress(BrokerError):  # one that no broker took is not counted
+            found.tried = version
+            with suppress(BrokerError):  # one that no broker took, as far as is known
                 sent = publisher.publish(replace(policy, version=version), term=1)
                 found.pushed, found.publication = found.pushed + 1, sent.publication
             if not wait(streams, timeout=PUSH_EVERY_S).not_done:

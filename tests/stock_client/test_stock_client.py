@@ -81,7 +81,7 @@ def test_a_stock_client_sees_no_difference(
     with hybrid(tmp_path) as (server, kafka):
         found = under_load(server.url, kafka, scope, ASKS, expected, seconds)
         for _ in range(ROUNDS):
-            if server.metric("hvd_publication") == found.publication:
+            if server.metric("hvd_publication") >= found.publication:
                 break
             time.sleep(findings.EVERY_S)
         applied = int(server.metric("hvd_swaps_total"))
@@ -89,8 +89,8 @@ def test_a_stock_client_sees_no_difference(
         wrong = [*found.failures, *found.differences]
         wrong += findings.of_the_end(server, DRAFTS, {"cache", "model"})
         assert not wrong, "\n".join(wrong)
-        assert server.metric("hvd_publication") == found.publication
+        assert server.metric("hvd_publication") >= found.publication
         assert server.metric("hvd_refusals_total") == server.metric("hvd_ignored_total") == 0
     assert found.answers >= len(ASKS)
     assert found.pushed > len(policies(scope))
-    assert found.pushed // 2 < applied <= found.pushed, "the worker missed policies"
+    assert found.pushed // 2 < applied <= found.tried, "the worker missed policies"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-
-from kafka import KafkaConsumer, TopicPartition
+from typing import Any
 
 from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from decoder.kafka.clients import fetch, open_consumer, open_producer, places_of
 from learner.topics import make_right
 from pipelines import machine
 from pipelines.stack import broker, processes
+from tests.conftest import patience, until
 
 
 def start_broker(port: int, data: Path, log: Path) -> processes.Child:
@@ -35,24 +36,40 @@ def running(folder: Path, port: int = 0, topics: bool = True) -> Iterator[KafkaS
     child = start_broker(port, folder / "data", folder / "broker.log")
     reached = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     try:
-        if topics:
-            make_right(reached)
-        yield reached
+        with patience():
+            if topics:
+                make_right(reached)
+            yield reached
     finally:
         processes.stop([child])
 
 
+def lying(kafka: KafkaSettings, topic: str) -> list[Any]:
+    """All records that can be unpacked, a partition after another."""
+    with closing(open_consumer(kafka, "test", bootstrap_timeout_ms=60_000)) as consumer:
+        places, found = places_of(consumer, topic), list[Any]()
+        consumer.assign(places)
+        consumer.seek_to_beginning(*places)
+        ends = consumer.end_offsets(places)
+
+        def read() -> bool:
+            found.extend(fetch(consumer, 200))
+            return all(consumer.position(place) >= end for place, end in ends.items())
+
+        until(read, topic)
+    return sorted(found, key=lambda r: (r.partition, r.offset))
+
+
 def consumed(kafka: KafkaSettings, topic: str) -> list[bytes]:
-    """Values of all records, a partition after another."""
-    consumer = KafkaConsumer(group_id=None, **kafka.client_options())
-    places = [TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or {0})]
-    consumer.assign(places)
-    consumer.seek_to_beginning(*places)
-    ends, found = consumer.end_offsets(places), []
-    while any(consumer.position(place) < end for place, end in ends.items()):
-        found += [r for records in consumer.poll(200).values() for r in records]
-    consumer.close()
-    return [r.value for r in sorted(found, key=lambda r: (r.partition, r.offset))]
+    """Values of :func:`lying`."""
+    return [record.value for record in lying(kafka, topic)]
+
+
+def send(kafka: KafkaSettings, topic: str, *values: bytes | None, **where: Any) -> None:
+    """Put ``values`` onto a topic, and wait until they lie there."""
+    with closing(open_producer(kafka, "test", bootstrap_timeout_ms=60_000)) as producer:
+        for sent in [producer.send(topic, value=value, **where) for value in values]:
+            sent.get(60)
 
 
 def batches(kafka: KafkaSettings) -> list[EventBatch]:

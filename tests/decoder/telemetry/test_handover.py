@@ -185,8 +185,8 @@ def test_no_carrier_outlives_its_parent_and_what_waits_is_sent_or_said(
         else:
             os.killpg(parent.pid, signal.SIGINT)
             os.killpg(parent.pid, signal.SIGTERM)
-        parent.wait(30)
-        carrier.wait(30)
+        parent.wait(60)
+        carrier.wait(60)
         said = parent.stderr.read()
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
@@ -218,7 +218,7 @@ def test_with_several_partitions_readers_miss_nothing_and_hear_of_all_at_the_end
     tmp_path: Path,
 ) -> None:
     with running(tmp_path, topics=False) as kafka:
-        admin = open_admin(kafka, "test", 5_000)
+        admin = open_admin(kafka, "test", 60_000)
         until(lambda: bool(admin.create_topics([NewTopic(DRAFTS.name, 3, 1)])))
         admin.close()
         make_right(kafka)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from decoder.kafka.sender import open_sender
 from decoder.telemetry.ring import HEAD, Ring
 from decoder.telemetry.shedding import Shedding
 from decoder.telemetry.shipper import BATCH, Shipper
+from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import batches, numbers
 from tests.decoder.telemetry.telling import put, ring_of
@@ -31,12 +31,13 @@ RECORD_OVERHEAD = 300
 
 def ship(shipper: Shipper, done: Callable[[], bool]) -> None:
     """Turn until it comes true, without the pauses after a failure; the books add up each time."""
-    deadline = time.monotonic() + 30.0
-    while not done():
-        assert time.monotonic() < deadline, f"it never came true: {shipper.books}"
+
+    def turn() -> None:
         shipper._retry_at = 0.0
         shipper.turn()
         assert balanced(shipper._ring)
+
+    until(done, "it to be shipped", turn=turn, pause=0.0)
 
 
 def balanced(ring: Ring) -> bool:

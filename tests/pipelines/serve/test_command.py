@@ -100,7 +100,6 @@ BESIDE = {
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(300)
 def test_what_an_operator_adds_goes_with_what_is_there() -> None:
     commands, environment = [], {}
     for extra in BESIDE:

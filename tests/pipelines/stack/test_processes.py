@@ -96,7 +96,8 @@ def test_a_child_whose_parent_died_while_it_began_does_not_run(tmp_path) -> None
     """Not even where the kernel was asked too late to tell of that."""
     late = tmp_path / "setpriv"
     late.write_text(
-        f'#!/bin/sh\ntouch {tmp_path}/began\nsleep 1\nexec {shutil.which("setpriv")} "$@"'
+        f"#!/bin/sh\ntouch {tmp_path}/began\nuntil [ -e {tmp_path}/died ]; do sleep 0.1; done\n"
+        f'exec {shutil.which("setpriv")} "$@"'
     )
     late.chmod(0o755)
     code = (
@@ -114,7 +115,8 @@ def test_a_child_whose_parent_died_while_it_began_does_not_run(tmp_path) -> None
         p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(p.info["cmdline"])
     ]
     assert marked
-    psutil.wait_procs(marked, timeout=30)
+    (tmp_path / "died").touch()
+    psutil.wait_procs(marked, timeout=60)
     assert not (tmp_path / "ran").exists()
 
 

@@ -23,7 +23,7 @@ from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, running
 from pipelines.stack.up import say
 from pipelines.watch.ledger import Ledger, Observer
 from tests.conftest import until
-from tests.decoder.telemetry.broker import start_broker
+from tests.decoder.telemetry.broker import send, start_broker
 from tests.pipelines.watch.records import ORIGIN, WORKER, event, rounds, worker_status
 
 
@@ -68,15 +68,6 @@ class _Stumbling(Ledger):
         super().add_status(status)
 
 
-def produce(kafka: KafkaSettings, *records: tuple[str, bytes]) -> None:
-    from kafka import KafkaProducer
-
-    producer = KafkaProducer(acks="all", **kafka.client_options())
-    for topic, value in records:
-        producer.send(topic, key=b"key", value=value).get(10)
-    producer.close()
-
-
 def test_an_observer_reads_on_whatever_comes_and_records_survive_a_restart_of_the_broker(
     tmp_path: Path,
 ) -> None:
@@ -87,19 +78,15 @@ def test_an_observer_reads_on_whatever_comes_and_records_survive_a_restart_of_th
     broker = start_broker(port, data, log)
     try:
         make_right(kafka)
-        produce(kafka, (DRAFTS.name, encode_batch([event(0, 1.0)], ORIGIN, 0)))
+        send(kafka, DRAFTS.name, encode_batch([event(0, 1.0)], ORIGIN, 0))
         ledger = _Stumbling(WORKER)
         with Observer(kafka, ledger) as observer:
             until(lambda: observer._next)  # its place in the topics is fixed
-            produce(
-                kafka,
-                (DRAFTS.name, encode_batch([event(1, 2.0), event(2, 3.0)], ORIGIN, 1)),
-                (DRAFTS.name, b"not an event"),
-                (STATUS.name, said[3.0]),
-                (STATUS.name, said[4.0]),
-                (POLICY.name, b"not a bundle"),
-                (TRIALS.name, one.model_dump_json().encode()),
-            )
+            more = encode_batch([event(1, 2.0), event(2, 3.0)], ORIGIN, 1)
+            send(kafka, DRAFTS.name, more, b"not an event")
+            send(kafka, STATUS.name, said[3.0], said[4.0])
+            send(kafka, POLICY.name, b"not a bundle", key=b"key")
+            send(kafka, TRIALS.name, one.model_dump_json().encode())
             until(lambda: ledger.seen == 2 and ledger.statuses and ledger.rounds)
             until(
                 lambda: ledger.refused == 3, "two that keep no contract, and one that is not taken"

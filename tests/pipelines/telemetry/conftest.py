@@ -26,9 +26,9 @@ from learner.lease import Lease
 from learner.publish import DeadLetters, PolicyPublisher, StatusProducer
 from learner.source import Fetched
 from learner.topics import make_right
-from pipelines.telemetry.reading import reading, records, spans
 from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
+from tests.decoder.telemetry import broker
 from tests.decoder.telemetry.broker import running
 from tests.decoder.telemetry.telling import ring_of
 from tests.pipelines.watch.records import event
@@ -106,13 +106,7 @@ def of_learner(kafka: KafkaSettings) -> None:
 
 def lying(kafka: KafkaSettings) -> dict[str, list[Any]]:
     """Every record that lies there, by topic."""
-    with reading(kafka, "test") as consumer:
-        return {
-            topic.name: [
-                r for came in records(consumer, topic, spans(consumer, topic)) for r in came
-            ]
-            for topic in TOPICS
-        }
+    return {topic.name: broker.lying(kafka, topic.name) for topic in TOPICS}
 
 
 def folder_of(name: str) -> Path:
@@ -127,7 +121,7 @@ HOSTILE = (b"", b"no record", b"[" * 5_000, b'{"contract": "hvd.drafts.v9"}')
 
 def spread(kafka: KafkaSettings, partitions: int = 3) -> None:
     """Our topics, that of drafts on so many partitions, and nothing on it."""
-    admin = open_admin(kafka, "test", 10_000)
+    admin = open_admin(kafka, "test", 60_000)
     if DRAFTS.name in admin.list_topics():
         admin.delete_topics([DRAFTS.name])
     admin.create_topics([NewTopic(DRAFTS.name, partitions, 1)])

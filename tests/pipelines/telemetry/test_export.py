@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -141,15 +142,15 @@ def test_records_that_were_not_asked_for_are_no_sign_of_those_that_were(
     empty: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing lies on the second partition, and the first one never rests."""
-    monkeypatch.setattr(reading, "PATIENCE_S", 1.0)
     spread(empty)
     produce(empty, [(0, record(ONE, 0, 0))])
     quiet, came = threading.Event(), []
 
     def workers() -> None:
-        for sequence in range(1, 60):
-            if not quiet.wait(0.1):
-                produce(empty, [(0, record(ONE, sequence, 10 * sequence))])
+        for sequence in itertools.count(1):
+            if quiet.wait(0.1):
+                break
+            produce(empty, [(0, record(ONE, sequence, 10 * sequence))])
 
     with ThreadPoolExecutor(1) as threads, reading.reading(empty, "test") as consumer:
         writing = threads.submit(workers)
@@ -157,6 +158,7 @@ def test_records_that_were_not_asked_for_are_no_sign_of_those_that_were(
             with pytest.raises(BrokerError, match="do not come any more"):
                 for fetched in reading.records(consumer, DRAFTS, {0: range(1), 1: range(1)}):
                     came += fetched
+                    monkeypatch.setattr(reading, "PATIENCE_S", 1.0)
             assert writing.running(), "given up only once the workers rested"
         finally:
             quiet.set()

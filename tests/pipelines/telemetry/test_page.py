@@ -63,7 +63,7 @@ def test_the_lines_of_kcat_tell_events_as_they_are_and_how_far_a_learner_is(
 def printed(line: str, kafka: KafkaSettings) -> str:
     there = line.replace("127.0.0.1:9092", kafka.bootstrap_servers)
     command = ["bash", "-o", "pipefail", "-c", there]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout
 

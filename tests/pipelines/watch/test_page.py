@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -36,7 +37,7 @@ from pipelines.watch.page import (
     uplifts,
 )
 from tests.conftest import until
-from tests.decoder.telemetry.broker import running
+from tests.decoder.telemetry.broker import running, send
 from tests.pipelines.watch import records
 from tests.pipelines.watch.records import (
     EVENTS,
@@ -61,7 +62,7 @@ def opened(url: str, dark: bool = False, seconds: float = 10.0, width: int = 128
     options += [f"--window-size={width},1560"]
     options += ["--blink-settings=preferredColorScheme=0"] if dark else []
     command = [str(PATH), *options, f"--virtual-time-budget={round(1000 * seconds)}", url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=True).stdout
 
 
 def text_of(document: str, identifier: str) -> str:
@@ -221,20 +222,17 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
 
 
 def produce(kafka: KafkaSettings, began: float, rates: dict[str, float]) -> None:
-    from kafka import KafkaProducer
-
-    producer = KafkaProducer(acks="all", **kafka.client_options())
     statuses = [records.worker_status(began + second, 60 * second) for second in range(31)]
     made = {TRIALS.name: records.rounds(30, began, 1.0, rates), STATUS.name: statuses}
     for topic, each in made.items():
-        for one in each:
-            producer.send(topic, key=b"worker", value=one.model_dump_json().encode())
-    producer.flush()
-    producer.close()
+        send(kafka, topic, *(one.model_dump_json().encode() for one in each), key=b"worker")
+
+
+get = partial(httpx.get, timeout=60.0)
 
 
 def detail(url: str) -> str:
-    return str(httpx.get(f"{url}/figures.json").json()["tiles"][0]["detail"])
+    return str(get(f"{url}/figures.json").json()["tiles"][0]["detail"])
 
 
 @needs_browser
@@ -256,17 +254,13 @@ def test_a_browser_reads_the_ratio_off_the_live_page_and_sees_it_change(kafka) -
 
 
 def test_who_has_sent_requests_is_told_to_wait_and_not_to_send_one(kafka) -> None:
-    from kafka import KafkaProducer
-
-    producer = KafkaProducer(acks="all", **kafka.client_options())
     made = encode_batch([event(0, time.time())], ORIGIN, 0)
     with serving(kafka, 0, request="curl -s there") as url:
         until(  # drafts are read from the end on
-            lambda: "take minutes of requests" in httpx.get(url).text,
-            turn=lambda: producer.send(DRAFTS.name, key=b"worker", value=made).get(10),
+            lambda: "take minutes of requests" in get(url).text,
+            turn=lambda: send(kafka, DRAFTS.name, made, key=b"worker"),
         )
-        assert "curl -s there" not in httpx.get(url).text
-    producer.close()
+        assert "curl -s there" not in get(url).text
 
 
 @pytest.fixture
@@ -281,13 +275,13 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 def test_the_live_page_is_served_to_this_machine_while_no_broker_is_there(address: str) -> None:
-    page = httpx.get(address)
+    page = get(address)
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert detail(address) == "not compared"
     assert "http://127.0.0.1:9" in page.text and "hunter2" not in page.text
     for path in ("/etc/passwd", "/log/learner", "/log/../worker.log"):
-        assert httpx.get(f"{address}{path}").status_code == 404
-    log = httpx.get(f"{address}/log/worker")
+        assert get(f"{address}{path}").status_code == 404
+    log = get(f"{address}/log/worker")
     assert log.headers["content-type"].startswith("text/plain")
     assert log.text.endswith("the last line") and len(log.text) == 1 << 16
     port = int(address.rsplit(":", 1)[1])
@@ -295,7 +289,7 @@ def test_the_live_page_is_served_to_this_machine_while_no_broker_is_there(addres
     with taken, serving(KafkaSettings(), port):
         pass
     for host, status in (("localhost", 200), ("localhost.evil.example:80", 403), ("", 403)):
-        asked = httpx.get(f"{address}/figures.json", headers={"Host": host})
+        asked = get(f"{address}/figures.json", headers={"Host": host})
         assert asked.status_code == status, "a page of a stranger whose name leads here"
 
 
