@@ -29,6 +29,8 @@ STUCK_SECONDS: Final = 120.0
 """A turn takes a second or two; one in which many records are worked off, ten."""
 CLIENT_SECONDS: Final = 10.0
 """A client that sends nothing for so long is left."""
+ANSWER_SECONDS: Final = 120.0
+"""Time to take an answer whole: a page of megabytes may go through a slow tunnel."""
 
 
 @dataclass
@@ -122,7 +124,9 @@ def handler(respond: Callable[[str, str], tuple[int, str, str]]) -> type[BaseHTT
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
+            self.connection.settimeout(ANSWER_SECONDS)
             self.wfile.write(body)
+            self.connection.settimeout(CLIENT_SECONDS)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Probes come every few seconds: nothing is said of them."""

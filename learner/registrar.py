@@ -204,7 +204,7 @@ class Registrar:
         except Exception as error:  # noqa: BLE001 -- as in _try
             if self._again(key, "a move of its aliases", error):
                 return
-            done = Moved(move, str(error))
+            done = Moved(move, str(error) or repr(error))
         self._tries.pop(key, None)
         with self._lock:
             self._moves.remove(move)

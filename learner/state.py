@@ -6,7 +6,8 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import count
+from typing import Any, Final, TypeVar
 
 from learner import checkpoint
 from learner.registrations import Registration
@@ -19,6 +20,9 @@ from learner.source import Mark
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+KEPT: Final = 3
+"""Folders of files that were set aside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,40 +91,38 @@ def resumed(settings: LearnerSettings) -> State:
         kept, files = checkpoint.made(Kept, told), checkpoint.made(Files, told["scopes"])
         if kept.topic == settings.topic.name:
             return State(Scopes(settings, files), **vars(kept))
-        of = kept.topic
+        of, why = kept.topic, f"is of another topic, {kept.topic} and not {settings.topic.name}"
     except checkpoint.OtherFormat as error:
-        of = str(error)
+        of, why = str(error), f"is of another version, {error} and not {checkpoint.FORMAT}"
     except (ValueError, KeyError) as error:
-        log.error("the checkpoint cannot be read: %s", error)
-        of = "unreadable"
-    _set_aside(settings, of)
+        of, why = "unreadable", f"cannot be read ({error})"
+    _set_aside(settings, of, why)
     return State(Scopes(settings))
 
 
-def _set_aside(settings: LearnerSettings, of: str) -> None:
+def _set_aside(settings: LearnerSettings, of: str, why: str) -> None:
     """Keep checkpoint and scopes, which are not to be gone on from, for who goes back to what wrote
-    them: one such generation, and what was kept for this release. After a kill it is done again:
-    the checkpoint goes last."""
+    them. After a kill it is done again: the checkpoint goes last."""
     folder, path = settings.state_dir, settings.checkpoint_path
-    aside, ours = folder / f"older-{of}", {checkpoint.FORMAT, settings.topic.name}
+    held = [e for e in (folder / "scopes", checkpoint.previous_of(path), path) if e.exists()]
+    names = (f"older-{of}" + f".{n}" * bool(n) for n in count())
+    free = (d for d in map(folder.joinpath, names) if not any((d / e.name).exists() for e in held))
+    aside = next(free)
     log.error(
-        "the checkpoint is of another version or topic (%s, not %s of %s): the state is built anew "
-        "from champion, MLflow and lessons, and the old files are kept in %s; to go back to what "
-        "wrote them, move them back first", of, checkpoint.FORMAT, settings.topic.name, aside,
+        "the checkpoint %s: the state is built anew from champion, MLflow and lessons. The files "
+        "are kept in %s; to go back to what wrote them, stop this learner, remove %s* and scopes, "
+        "and move the kept ones to their place", why, aside, path.name,
     )  # fmt: skip
-    scopes = folder / "scopes"
     try:
-        for older in folder.glob("older-*"):
-            if older.name.removeprefix("older-") not in ours and (
-                older != aside or scopes.exists()
-            ):
-                shutil.rmtree(older)
         aside.mkdir(exist_ok=True)
-        for each in (scopes, checkpoint.previous_of(path), path):
-            if each.exists():
-                each.replace(aside / each.name)
+        for each in held:
+            each.replace(aside / each.name)
     except OSError as error:
-        log.error("the old files cannot be kept: %s", error)
+        log.error("the files cannot be kept: %s", error)
+    kept = [each for each in folder.glob("older-*") if each != aside and each.is_dir()]
+    for older in sorted(kept, key=lambda each: each.stat().st_mtime)[: 1 - KEPT]:
+        log.warning("%s is removed: %d that are newer are kept", older, KEPT)
+        shutil.rmtree(older, ignore_errors=True)
 
 
 def _sound(kind: type[T], told: Mapping[Any, Any], what: str) -> dict[Any, T]:

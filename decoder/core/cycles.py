@@ -177,12 +177,12 @@ def begin(
         event["draft_len"] = length
         request[at.CYCLE] = cycle
         request[at.CYCLES] += 1
-        took(table, slot, arm == CACHE)
         most, drafted = min(facts[at.CACHED_LEN] if relieved else lengths[row], left), 0
         if arm == CACHE:
             drafted = max(min(length, most), 0)
         elif arm == MODEL:
             drafted = min(rooms[row], model_len, left)
+        took(table, slot, arm == CACHE and drafted > 0)
         event["drafted_len"] = drafted
         left -= drafted
         decision = decided[places[row]]

@@ -63,11 +63,12 @@ class Network(KafkaNetClient):  # type: ignore[misc]
     def close(self, node_id: Any = None) -> None:
         """Close the connection to one broker, or all."""
         links = [each.transport for each in list(self._manager._conns.values()) if each.transport]
-        super().close(node_id)
-        if node_id is None:
-            for link in links:
-                if link._sock is not None:
-                    link._sock.close()
+        try:
+            super().close(node_id)
+        finally:
+            for sock in (link._sock for link in links if node_id is None):
+                if sock is not None:
+                    sock.close()
 
 
 def open_consumer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:

@@ -307,10 +307,11 @@ class Observer:
             for place, found in consumer.offsets_for_times(dict.fromkeys(past, moment)).items():
                 if found is not None:
                     consumer.seek(place, found.offset)
-        for place, offset in () if is_whole else self._next.items():
-            consumer.seek(place, offset)
+        for place in () if is_whole else self._next.keys() & set(places):
+            consumer.seek(place, self._next[place])
         while not self._closing.is_set():
-            self._next = {place: consumer.position(place) for place in places}
+            found = {place: consumer.position(place) for place in places}
+            self._next |= {place: at for place, at in found.items() if at is not None}
             records = fetch(consumer, 0)
             for record in records:
                 seconds = record.timestamp / 1000.0

@@ -146,12 +146,25 @@ def test_the_files_of_another_release_are_set_aside_and_lead_back(
     saved_by_an_older_release(LearnerSettings(state_dir=tmp_path), monkeypatch)
 
 
-def test_of_older_releases_one_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = LearnerSettings(state_dir=tmp_path)
-    (tmp_path / "older-hvd.learner.v6" / "scopes").mkdir(parents=True)
+def test_what_was_set_aside_is_never_written_over_and_the_newest_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, aside = LearnerSettings(state_dir=tmp_path), tmp_path / f"older-{OLDER}"
     saved_by_an_older_release(settings, monkeypatch)
-    state.resumed(settings)
-    assert [path.name for path in tmp_path.iterdir()] == [f"older-{OLDER}"]
+    before = kept_of(tmp_path)
+    held = state.resumed(settings)
+    for _ in range(2):
+        held.scopes.of("scope", 1)
+        state.save(settings, held)
+    # somebody moves the checkpoint back, and forgets the scopes
+    (aside / settings.checkpoint_path.name).replace(settings.checkpoint_path)
+    assert not state.resumed(settings).offsets
+    assert kept_of(aside) | kept_of(tmp_path / f"older-{OLDER}.1") >= before
+    (tmp_path / "older-notes").write_text("not a folder")
+    for _ in range(3):
+        saved_by_an_older_release(settings, monkeypatch)
+        assert not state.resumed(settings).offsets and not settings.checkpoint_path.exists()
+    assert len([each for each in tmp_path.glob("older-*") if each.is_dir()]) == state.KEPT
 
 
 @pytest.mark.parametrize("dies_at", range(3))

@@ -122,7 +122,9 @@ def test_no_move_that_waits_is_lost(desk: Registrar) -> None:
     }
 
 
-@pytest.mark.parametrize("failure", [RegistryError("no such name is allowed"), KeyError("a bug")])
+@pytest.mark.parametrize(
+    "failure", [RegistryError("no such name is allowed"), KeyError("a bug"), AssertionError()]
+)
 def test_what_mlflow_refuses_for_good_is_tried_for_itself_and_stands_in_nobodys_way(
     desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
@@ -146,6 +148,10 @@ def test_what_mlflow_refuses_for_good_is_tried_for_itself_and_stands_in_nobodys_
     desk.start()
     until(lambda: desk.given_up["refused"] == 2)
     assert tried == {"winner": 4, "move": 4}
+    found = answers_until(desk, lambda found: any(isinstance(one, Moved) for one in found))
+    assert all(one.refusal for one in found if isinstance(one, Moved)), (
+        "none without a word is done"
+    )
 
 
 def test_a_later_winner_takes_the_place_of_an_earlier_and_all_are_bounded(

@@ -87,7 +87,8 @@ def lengths_worth(
         for row in features:
             length, match = cut_at(row, least), int(row[_MATCH])
             tokens += length
-            gain += row[_FIRST] * match * (_SUMS[match + length] - _SUMS[match])
+            upto = min(match + length, BACK + MAX_DRAFT)
+            gain += row[_FIRST] * match * (_SUMS[upto] - _SUMS[match])
         gain = gain * value - (verifying(rows + beside + tokens, dense) - plain)
         if gain > best:
             best, found = gain, least
