@@ -460,7 +460,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
         sys.stdout.flush()
 
-    parser = argparse.ArgumentParser(prog="hvd bench gpu", description=(__doc__ or "").replace("``", ""))
+    parser = argparse.ArgumentParser(
+        prog="hvd bench gpu", description=(__doc__ or "").replace("``", "")
+    )
     for name, (default, said) in OPTIONS.items():
         parser.add_argument(f"--{name}", default=default, type=type(default), help=said)
     parser.add_argument("--make-sessions", type=Path, help="only make these, of a folder's traces")
