@@ -1,8 +1,8 @@
-"""``hvd bench gpu``: what steps cost on an accelerator, and methods there, by the wall clock.
+"""'hvd bench gpu': what steps cost on an accelerator, and methods there, by the wall clock.
 
-The target (``llama``) is *text-forced*: a step runs as served (drafter, verification, argmax, in
+The target ('llama') is *text-forced*: a step runs as served (drafter, verification, argmax, in
 CUDA graphs), and commits a recorded session's tokens. The router is the worker's own. Needs torch,
-numpy, numba, pydantic and msgspec; ``python -m pipelines.lab.bench.gpu`` starts it.
+numpy, numba, pydantic and msgspec; 'python -m pipelines.lab.bench.gpu' starts it.
 """
 
 from __future__ import annotations
@@ -460,9 +460,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
         sys.stdout.flush()
 
-    parser = argparse.ArgumentParser(
-        prog="hvd bench gpu", description=(__doc__ or "").replace("``", "")
-    )
+    parser = argparse.ArgumentParser(prog="hvd bench gpu", description=__doc__)
     for name, (default, said) in OPTIONS.items():
         parser.add_argument(f"--{name}", default=default, type=type(default), help=said)
     parser.add_argument("--make-sessions", type=Path, help="only make these, of a folder's traces")
