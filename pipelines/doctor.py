@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from decoder.contracts.errors import EngineError, ProcessError, SettingsError
+from decoder.contracts.loopback import proxy_of
 from decoder.contracts.redacted import redacted
 from decoder.contracts.settings import KafkaSettings
 from decoder.settings import WorkerSettings
@@ -116,8 +117,9 @@ def registry() -> Check:
         return Check("registry", ok, "started with the stack", fix, blocks=False)
     if not uri.startswith("http"):
         return Check("registry", True, redacted(uri))
-    ok = responds(f"{uri.rstrip('/')}/health")
-    return _service("registry", redacted(uri), ok, TRACKING_VARIABLE)
+    ok, proxy = responds(f"{uri.rstrip('/')}/health"), proxy_of(uri)
+    asked = redacted(f"{uri}, asked by the proxy {proxy}," if proxy else uri)
+    return _service("registry", asked, ok, TRACKING_VARIABLE)
 
 
 def model() -> Check:

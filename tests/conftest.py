@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import time
 import warnings
@@ -23,9 +24,11 @@ with warnings.catch_warnings():
 from decoder.contracts.bundle import OUTPUTS, Kind, Policy
 from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
+from decoder.contracts.loopback import exempt
 from decoder.contracts.settings import KafkaSettings
 from decoder.core.events import Log
 from decoder.kafka.clients import BRIEF, Network
+from pipelines.stack.running import SERVER_OPTIONS
 
 VOCABULARY = 32
 
@@ -37,7 +40,12 @@ settings.load_profile("untimed")
 
 
 def pytest_sessionstart() -> None:
-    """A shell's background job ignores Ctrl-C, and so would all that the tests interrupt."""
+    """A shell's background job ignores Ctrl-C, and so would all that the tests interrupt. Its
+    proxies and its options of MLflow are not for the servers that tests start."""
+    exempt(os.environ)
+    for name, value in [*os.environ.items()]:
+        if name.startswith(SERVER_OPTIONS) or value.startswith("socks"):
+            del os.environ[name]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # of the million objects of torch, vLLM and MLflow none is garbage
 

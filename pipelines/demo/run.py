@@ -11,7 +11,6 @@ force. Wait until every event has reached the learner; stop; write the report.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -76,9 +75,8 @@ def run(minutes: float | None, console: Console, folder: Path) -> Summary:
         BrokerError, ProcessError, ModelError, RegistryError: a part did not start, or died.
     """
     started = time.monotonic()
-    shutil.rmtree(HOME, ignore_errors=True)
     ledger = Ledger(os.environ.get("HVD_WORKER_NAME", f"demo-{os.getpid()}"))
-    home, ports = Home.under(HOME.resolve()), Ports.free()
+    home, ports = Home.under(HOME.resolve(), is_fresh=True), Ports.free()
     console.print(f"Logs in [bold]{HOME / 'logs'}[/bold].")
     with console.status("reading the prompts"):
         for workload in {w for plan in PLANS for w in plan.workloads}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ import httpx
 
 from decoder.contracts.errors import ProcessError
 from pipelines.prompts import Prompt
+from pipelines.stack.running import KEY_VARIABLE
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import interleaved
 
@@ -109,7 +111,11 @@ class Traffic:
             raise ProcessError(f"{many}; the last: {self._errors[-1]}")
 
     def _send_all(self, place: int) -> None:
-        with httpx.Client(base_url=self.url, timeout=REQUEST_SECONDS) as client:
+        key = os.environ.get(KEY_VARIABLE)
+        headers = {"Authorization": f"Bearer {key}"} if key else None
+        with httpx.Client(
+            base_url=self.url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False
+        ) as client:
             while not self.stopping.is_set():
                 if place < self._plan.sessions:
                     self.send(client)

@@ -11,7 +11,7 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,10 @@ from typing import Final
 import httpx
 from rich.console import Console
 
+from decoder.contracts.errors import ProcessError
+from decoder.contracts.loopback import is_loopback
 from decoder.contracts.settings import KafkaSettings
+from learner.home import clear, lock
 from learner.topics import make_right
 from pipelines import embedded, machine
 from pipelines.stack import broker, processes
@@ -36,6 +39,8 @@ LEARNER_NICENESS: Final = 10
 STOPPED: Final = ("worker", "learner", "registry", "broker")
 """In this order: the last events still find a broker, the last promotion a registry."""
 TRACKING_VARIABLE: Final = "HVD_LEARNER_MLFLOW_TRACKING_URI"
+KEY_VARIABLE: Final = "VLLM_API_KEY"
+"""Where it is set, the worker answers nobody without it."""
 HVD: Final = (sys.executable, "-m", "pipelines.cli")
 
 
@@ -55,15 +60,17 @@ class Ports:
 
 @dataclass(frozen=True)
 class Home:
-    """Where a stack keeps what it writes: the registry's files, and below ``root`` the rest."""
+    """Where a stack keeps what it writes: the registry's files, and below ``root`` the rest.
+    ``is_fresh``: what an earlier stack left in ``root`` is removed at the start."""
 
     root: Path
     registry: Path
+    is_fresh: bool = False
 
     @classmethod
-    def under(cls, root: Path) -> Home:
+    def under(cls, root: Path, is_fresh: bool = False) -> Home:
         """Everything below ``root``."""
-        return cls(root, root / "mlruns")
+        return cls(root, root / "mlruns", is_fresh)
 
     def log(self, name: str) -> Path:
         """Of a part."""
@@ -94,11 +101,13 @@ class Stack:
 def registry_arguments(port: int, home: Path) -> list[str]:
     """``mlflow server`` over SQLite, artefacts beside it, under names that hold without a server:
     a notebook or ``hvd policy`` reads the same database when nothing runs."""
+    from learner.registry.connection import database_uri  # late: doctor runs without it
+
     root = home.resolve()
     return [
         *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}"),
+        *("--backend-store-uri", database_uri(root / "mlflow.db")),
         *("--artifacts-destination", str(root / "artifacts")),
         *("--default-artifact-root", (root / "artifacts").as_uri()),
     ]
@@ -111,6 +120,8 @@ QUIET: Final[Mapping[str, str]] = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
 }
+SERVER_OPTIONS: Final = ("MLFLOW_", "_MLFLOW_", "UVICORN_", "GUNICORN_")
+"""How variables begin by which the registry's server would take options."""
 PLAIN: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For what is asked over http, again and again: by default each one first reads all certificates
 of the system, 20 ms of a core that the server could have used."""
@@ -119,10 +130,49 @@ of the system, 20 ms of a core that the server could have used."""
 def responds(url: str) -> bool:
     """Whether an HTTP server answers ``url`` with success."""
     try:
-        verify = PLAIN if url.startswith("http:") else True
-        return httpx.get(url, timeout=2.0, verify=verify).is_success
-    except (httpx.HTTPError, httpx.InvalidURL):
-        return False
+        verify, by_proxy = PLAIN if url.startswith("http:") else True, not is_loopback(url)
+        return httpx.get(url, timeout=2.0, verify=verify, trust_env=by_proxy).is_success
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError):
+        return False  # the last two: of a proxy that httpx knows no way to speak to
+
+
+@contextmanager
+def _locked(home: Home, own_registry: bool) -> Iterator[None]:
+    """Hold the folders that a stack writes to, of the registry's only where it runs one.
+
+    Raises:
+        ProcessError: another stack holds one, or it cannot be used.
+    """
+    with ExitStack() as held:
+        for folder in (home.root, home.registry)[: 1 + own_registry]:
+            try:
+                held.enter_context(lock(folder))
+                if home.is_fresh and folder == home.root:
+                    clear(folder)
+            except BlockingIOError as error:
+                raise ProcessError(
+                    f"another stack keeps its state in {folder.resolve()}: stop it, or start this "
+                    "one in a folder of its own."
+                ) from error
+            except OSError as error:
+                raise ProcessError(
+                    f"{folder.resolve()} cannot be used ({error}): start where files can be "
+                    "written and locked."
+                ) from error
+        yield
+
+
+def inherited(own_registry: bool) -> dict[str, str]:
+    """This process's environment, as the parts of a stack may have it.
+
+    Options of servers that a shell sets are meant for others. A registry that somebody else runs
+    may ask for credentials, which its client finds in the environment alone.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not (own_registry and name.startswith(SERVER_OPTIONS))
+    }
 
 
 @contextmanager
@@ -152,6 +202,7 @@ def running(
     """
     parts: dict[str, Part] = {}
     children: dict[str, Child] = {}
+    own_registry = not os.environ.get(TRACKING_VARIABLE)
     uri = os.environ.get(TRACKING_VARIABLE) or f"http://127.0.0.1:{ports.mlflow}"
     api = f"http://127.0.0.1:{ports.api}"
 
@@ -164,7 +215,7 @@ def running(
         answers = partial(responds, f"{url}/health")
         start(Part(name, arguments, home.log(name), answers, seconds, environment))
 
-    with processes.first_only():
+    with _locked(home, own_registry), processes.first_only():
         try:
             with _step(console, "model"):
                 embedded.ensure_model(Console(quiet=True))
@@ -178,12 +229,11 @@ def running(
                     start(broker.broker_part(ports.kafka, home.root / "broker", home.log("broker")))
             places = {broker.VARIABLE: kafka.bootstrap_servers, TRACKING_VARIABLE: uri}
             places["HVD_LEARNER_STATE_DIR"] = str(home.root / "learner")
-            environment = {**QUIET, **settings, **os.environ, **places}
-            if TRACKING_VARIABLE not in os.environ:
+            environment = {**QUIET, **settings, **inherited(own_registry), **places}
+            if own_registry:
                 with _step(console, f"registry {uri}"):
                     another = f"set {TRACKING_VARIABLE}={uri} if that is the registry to use"
                     machine.check_free(ports.mlflow, another)
-                    home.registry.mkdir(parents=True, exist_ok=True)
                     arguments = registry_arguments(ports.mlflow, home.registry)
                     serve("registry", arguments, REGISTRY_SECONDS, uri)
             with _step(console, f"worker {api} and learner"):
