@@ -56,6 +56,13 @@ FAILURES_ALLOWED: Final = 2 * MOST_SESSIONS
 """Requests in a row that may fail before the run is given up: one stall fails all under way."""
 
 
+def connected(url: str) -> httpx.Client:
+    """A client of the worker at ``url``, with the key that the environment has a worker ask for."""
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    return httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False)
+
+
 class Traffic:
     """Threads that send one request after another to ``url`` until stopped.
 
@@ -111,11 +118,7 @@ class Traffic:
             raise ProcessError(f"{many}; the last: {self._errors[-1]}")
 
     def _send_all(self, place: int) -> None:
-        key = os.environ.get(KEY_VARIABLE)
-        headers = {"Authorization": f"Bearer {key}"} if key else None
-        with httpx.Client(
-            base_url=self.url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False
-        ) as client:
+        with connected(self.url) as client:
             while not self.stopping.is_set():
                 if place < self._plan.sessions:
                     self.send(client)

@@ -29,7 +29,8 @@ from pipelines.demo.run import (
     write,
 )
 from pipelines.demo.summary import Summary, lesson, summarise
-from pipelines.demo.traffic import FAILURES_ALLOWED, PLANS, Traffic
+from pipelines.demo.traffic import FAILURES_ALLOWED, PLANS, Traffic, connected
+from pipelines.stack.running import KEY_VARIABLE
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import WORKLOADS, prompts
 from tests.pipelines.watch import records
@@ -46,6 +47,16 @@ def sent(handler, count: int = 1) -> Traffic:
         for _ in range(count):
             traffic.send(client)
     return traffic
+
+
+def test_traffic_has_the_key_that_the_worker_asks_for_and_goes_by_no_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")  # httpx alone would raise
+    for key, sent_key in (("", None), ("hunter", "Bearer hunter")):
+        monkeypatch.setenv(KEY_VARIABLE, key)
+        with connected("http://127.0.0.1:8000") as client:
+            assert client.headers.get("Authorization") == sent_key and not client.trust_env
 
 
 def test_a_request_names_its_workload_and_decodes_greedily() -> None:
