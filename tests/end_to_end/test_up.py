@@ -137,8 +137,10 @@ def test_all_parts_come_back_answer_as_before_and_nothing_registered_is_lost(
             assert f"{name} was killed by signal 9" in service.said.read_text()
     after = answer_of(api, embedded.SERVED_NAME, asked)
     assert before and after.tokens == before, after.error
-    (model,) = MlflowClient(f"http://127.0.0.1:{service.ports.mlflow}").search_registered_models()
-    assert "champion" in model.aliases
+    client = MlflowClient(f"http://127.0.0.1:{service.ports.mlflow}")
+    until(client.search_registered_models, "the learner to register what the worker serves")
+    until(lambda: "champion" in client.search_registered_models()[0].aliases, "a champion")
+    assert len(client.search_registered_models()) == 1
     (beside,) = service.folder.parent.iterdir()
     assert beside == service.folder
     assert {each.name for each in service.folder.iterdir()} == {"mlruns", "said", "var"}
