@@ -16,6 +16,7 @@ import pickle
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
@@ -127,11 +128,10 @@ def _or_none(call: Callable[..., Any], *errors: type[Exception]) -> Callable[...
 
 @functools.cache
 def _versions() -> tuple[str, ...]:
-    import llvmlite
     import numba
 
     options = (f"{name}={getattr(numba.config, name, None)}" for name in OPTIONS)
-    return (sys.version, numba.__version__, llvmlite.__version__, np.__version__, *options)
+    return (sys.version, numba.__version__, version("llvmlite"), np.__version__, *options)
 
 
 @functools.cache
