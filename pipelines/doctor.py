@@ -124,10 +124,18 @@ def registry() -> Check:
 
 def model() -> Check:
     """The embedded model, expanded."""
-    home = embedded.model_directory()
-    ok = (home / "config.json").exists()
-    found = str(home) if ok else "not expanded yet"
-    return Check("model", ok, found, "for the embedded one: hvd model", blocks=False)
+    try:
+        home = embedded.model_directory()
+    except SettingsError as error:
+        return Check("model", False, "nowhere to keep it", str(error), blocks=False)
+    if embedded.is_expanded(home):
+        return Check("model", True, str(home))
+    above = next(folder for folder in home.parents if os.access(folder, os.F_OK))
+    if os.access(above / ".", os.W_OK):
+        fix = "for the embedded one: hvd model"
+        return Check("model", False, "not expanded yet", fix, blocks=False)
+    fix = "for the embedded one: set XDG_CACHE_HOME to a folder that this user may write"
+    return Check("model", False, f"{above} cannot be written", fix, blocks=False)
 
 
 def tenants() -> Check:
