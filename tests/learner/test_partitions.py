@@ -28,6 +28,10 @@ from pipelines.watch.ledger import Ledger, Observer
 from tests.conftest import random_policy, until
 from tests.decoder.telemetry.broker import lying, send
 from tests.learner.conftest import Broker
+from tests.learner.stage import WARNINGS, Stage
+from tests.learner.stream import SCOPE
+
+pytestmark = WARNINGS
 
 CHAMPION, TRIAL = policy_key("scope", "champion"), policy_key("scope", "trial")
 
@@ -254,3 +258,37 @@ def test_who_looks_on_sees_what_lies_on_added_partitions(broker: Broker) -> None
         make_anew(broker, STATUS, 1)
         send(broker.kafka, STATUS.name, status(3), partition=0)
         until(lambda: [s.time for s in ledger.learner] == [1.0, 2.0, 3.0])
+
+
+def test_a_learner_that_never_sees_what_it_published_says_so_and_backs_off(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the cause: here somebody deletes each champion as it comes."""
+    learner = stage.learner("off")
+
+    def published() -> int:
+        mine = (
+            r for r in lying(stage.kafka, POLICY.name) if r.key == policy_key(SCOPE, "champion")
+        )
+        return sum(record.value is not None for record in mine)
+
+    def delete() -> None:
+        learner.step()
+        if learner.publisher.published.last(SCOPE) is not None:
+            send(stage.kafka, POLICY.name, None, key=policy_key(SCOPE, "champion"), partition=0)
+
+    until(lambda: "does not keep what is published" in caplog.text or published() > 9, turn=delete)
+    assert 3 <= published() <= 4
+    for _ in range(20):
+        delete()
+    assert published() <= 5 and caplog.text.count("does not keep what is published") == 1
+
+
+def test_a_learner_that_never_reads_its_claims_says_so(
+    broker: Broker, clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(Lease(broker.kafka, "one")) as lease:
+        until(lambda: lease.turn({"scope": 0}) or lease.holds("scope"))  # type: ignore[func-returns-value]
+        assert "does not keep" not in caplog.text
+        monkeypatch.setattr(lease._log, "read", lambda: True)
+        until(lambda: lease.turn({"scope": 0}) or "does not keep what is written" in caplog.text)  # type: ignore[func-returns-value]

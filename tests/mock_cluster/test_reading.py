@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -261,7 +262,7 @@ def test_a_topic_of_another_id_is_read_from_its_beginning_wherever_it_ends(
     status = LearnerStatus(process="p", scope="", time=1.0).model_dump_json().encode()
     reader = Compacted(cluster.kafka, DEAD, lambda record: received.append(record.value), lies)
     until(lambda: reader.read() and len(received) == 3)
-    with Observer(cluster.kafka, ledger, since_s=3600.0):
+    with Observer(cluster.kafka, ledger, since_s=math.inf):
         send(cluster.kafka, STATUS.name, status)
         until(lambda: len(ledger.learner) == 1)
         forgotten.clear()
