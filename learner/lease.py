@@ -1,4 +1,4 @@
-"""One learner a scope: leases on a compacted topic, whose one order everybody reads alike.
+"""One learner a scope: leases on a compacted topic, in whose first partition all read one order.
 
 Whoever wants a scope writes a claim with the next term under the scope's key; of several, the first
 in the log has it. A holder renews. It holds for ``TTL_SECONDS`` from when it *sent* what it has

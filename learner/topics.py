@@ -15,7 +15,7 @@ import logging
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -111,18 +111,18 @@ def harmful(kafka: KafkaSettings) -> list[str]:
         BrokerError: the broker is away, or refuses.
     """
     with _admin(kafka, REQUEST_MS) as admin:
-        there = {topic.name for topic in TOPICS} & set(admin.list_topics())
+        names = set(admin.list_topics())
+        there = [topic for topic in TOPICS if topic.name in names]
         if not there:
             return []
-        told = settings_of(admin, sorted(there))
+        told = settings_of(admin, there)
         replicas = {
             each["name"]: min((len(p["replica_nodes"]) for p in each["partitions"]), default=1)
-            for each in admin.describe_topics(sorted(there))
+            for each in admin.describe_topics([topic.name for topic in there])
         }
-    found = [f"{t.name} is missing: start a learner" for t in TOPICS if t.name not in there]
-    for topic in TOPICS:
-        if topic.name in there:
-            found += _harms(topic, replicas[topic.name], told.get(topic.name, {}))
+    found = [f"{t.name} is missing: start a learner" for t in TOPICS if t not in there]
+    for topic in there:
+        found += _harms(topic, replicas[topic.name], told.get(topic.name, {}))
     return found
 
 
@@ -164,8 +164,6 @@ def read(path: Path) -> dict[str, Declared]:
         cleanup = told[topic.name].config.get(CLEANUP)
         if cleanup != topic.cleanup:
             raise SettingsError(f"{path}: {CLEANUP} of {topic.name} must be {topic.cleanup!r}.")
-        if topic.compacted and told[topic.name].partitions != 1:
-            raise SettingsError(f"{path}: {topic.name} has one order, so one partition.")
         _check_age(path, topic.name, told[topic.name].config)
     return told
 
@@ -252,11 +250,9 @@ def _create(admin: Any, name: str, topic: Declared) -> None:
         ) from error
 
 
-def settings_of(
-    admin: Any, names: Sequence[str] = [topic.name for topic in TOPICS]
-) -> dict[str, dict[str, str]]:
+def settings_of(admin: Any, topics: Iterable[Topic] = TOPICS) -> dict[str, dict[str, str]]:
     """The settings of each topic by name, as far as the broker says them."""
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+    resources = [ConfigResource(ConfigResourceType.TOPIC, topic.name) for topic in topics]
     try:
         answer = admin.describe_configs(resources, config_filter="all")
     except KafkaError as error:

@@ -194,3 +194,9 @@ def test_a_file_that_would_lose_something_is_refused(
     file.write_text(FLEET.read_text().replace(*change))
     with pytest.raises(SettingsError, match=told):
         read(file)
+
+
+def test_where_a_platform_wants_three_partitions_at_least_they_are_declared(tmp_path: Path) -> None:
+    file = tmp_path / "topics.toml"
+    file.write_text(FLEET.read_text().replace("partitions = 1\n", "partitions = 3\n"))
+    assert min(topic.partitions for topic in read(file).values()) == 3

@@ -36,6 +36,7 @@ pytestmark = [
 ]
 
 NOBODY = -1
+UNKNOWN_TOPIC = 3
 NOT_LEADER, NOT_AVAILABLE, FEW_REPLICAS, NOT_AUTHORISED, STORAGE = 6, 5, 19, 29, 56
 
 
@@ -272,6 +273,29 @@ def test_a_topic_of_another_id_is_read_from_its_beginning_wherever_it_ends(
         until(lambda: len(ledger.learner) == 2)
     reader.close()
     assert sorted(forgotten) == [0, 1] and sorted(received) == sorted(2 * [b"a", b"b", b"c"])
+
+
+def test_topics_that_vanish_for_a_while_are_read_when_they_are_back(
+    cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decoder.kafka.clients.METADATA_MS", 100)
+    monkeypatch.setattr("learner.source.PARTITIONS_SECONDS", 0.1)
+    applied: list[Policy] = []
+    feed = PolicyFeed(cluster.kafka, "scope", Admission("scope", applied.append))
+    feed.start()
+    source = EventSource(cluster.kafka, {})
+    for version in (1, 2):
+        until(lambda: publishes(publisher, version))  # noqa: B023 -- called within the turn
+        until(lambda: applied and applied[-1].version == version)  # noqa: B023
+        produce(cluster, version % 2, b"%d" % version)
+        source.done(received(source, 1))
+        asked = cluster.asked(METADATA)
+        cluster.answer(METADATA, *[UNKNOWN_TOPIC] * 12)
+        until(lambda: cluster.asked(METADATA) > asked + 12, turn=lambda: source.poll(0.01))  # noqa: B023
+    until(lambda: publishes(publisher, 3))
+    until(lambda: applied[-1].version == 3)
+    feed.close()
+    source.close()
 
 
 def test_topics_are_left_alone_where_nobody_says_how_they_are_set(
