@@ -70,7 +70,7 @@ class Compacted:
         try:
             self._connect()
             if seconds:
-                self._ends = offsets(self._consumer.end_offsets, self._places)
+                self._ends = self._ask(self._consumer.end_offsets)
             deadline, taken = time.monotonic() + seconds, 0
             while True:
                 records = fetch(self._consumer, self._answer_ms)
@@ -114,7 +114,7 @@ class Compacted:
             self._topic_id, self._places = topic_id, places
             self._assign(set() if opens else kept)
         elif time.monotonic() >= self._review_at:
-            self._review(offsets(self._consumer.end_offsets, self._places))
+            self._review(self._ask(self._consumer.end_offsets))
 
     def _assign(self, kept: Collection[Any]) -> None:
         """Read all partitions: those ``kept`` from where they were read to, others from their
@@ -122,9 +122,9 @@ class Compacted:
         read_to = {place: self._consumer.position(place) for place in kept}
         self._consumer.assign(self._places)  # which forgets all positions
         self._consumer.seek_to_beginning(*self._places)
-        self._ends = offsets(self._consumer.end_offsets, self._places)
+        self._ends = self._ask(self._consumer.end_offsets)
         if self._last is not None:
-            begins = offsets(self._consumer.beginning_offsets, self._places)
+            begins = self._ask(self._consumer.beginning_offsets)
             for place, end in self._ends.items():
                 first = end - self._last // len(self._places)
                 self._consumer.seek(place, max(begins[place], first))
@@ -132,10 +132,14 @@ class Compacted:
             self._consumer.seek(place, offset or 0)
         self._review(self._ends)
 
+    def _ask(self, ask: Callable[..., dict[Any, int]]) -> dict[Any, int]:
+        """Offsets of all partitions; one that is gone, or has no leader, would be waited for."""
+        return offsets(ask, self._places, timeout_ms=REQUEST_MS)
+
     def _review(self, ends: dict[Any, int]) -> None:
         """Tell what lies there up to ``ends``, and begin again with what was made anew."""
         self._review_at = time.monotonic() + REVIEW_SECONDS
-        begins = offsets(self._consumer.beginning_offsets, self._places)
+        begins = self._ask(self._consumer.beginning_offsets)
         for place, first in begins.items():
             anew = ends[place] < (self._consumer.position(place) or 0)
             self._lies(place.partition, range(0 if anew else first, 0 if anew else ends[place]))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from kafka.admin import KafkaAdminClient, NewTopic
-from kafka.errors import TopicAlreadyExistsError
+from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from decoder.admission import Admission
 from decoder.contracts.bundle import Policy
@@ -18,7 +18,7 @@ from decoder.contracts.topics import DRAFTS, LEASE, POLICY, STATUS, TRIALS, Topi
 from decoder.feed import PolicyFeed
 from decoder.kafka import clients, compacted
 from decoder.policy.probes import to_bytes
-from learner import source
+from learner import publish, source
 from learner.lease import Lease
 from learner.publish import PolicyPublisher
 from learner.published import Published
@@ -27,7 +27,7 @@ from learner.workers import Workers
 from pipelines.watch.ledger import Ledger, Observer
 from tests.conftest import random_policy, until
 from tests.decoder.telemetry.broker import lying, send
-from tests.learner.conftest import Broker
+from tests.learner.conftest import Broker, Clock
 from tests.learner.stage import WARNINGS, Stage
 from tests.learner.stream import SCOPE
 
@@ -165,8 +165,14 @@ def test_a_trial_is_withdrawn_from_every_partition_and_by_no_older_tombstone(
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (3, 3)])
 def test_a_policy_topic_that_was_made_anew_is_read_from_its_beginning(
-    broker: Broker, worker: Worker, publisher: PolicyPublisher, before: int, after: int
+    broker: Broker,
+    worker: Worker,
+    publisher: PolicyPublisher,
+    before: int,
+    after: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(compacted, "REQUEST_MS", 2_000)  # for a partition that is gone
     if before > 1:
         add_partitions(broker, POLICY, before)
     publisher.publish(random_policy(version=1, scope="scope"), 1)
@@ -177,7 +183,8 @@ def test_a_policy_topic_that_was_made_anew_is_read_from_its_beginning(
     make_anew(broker, POLICY, after)
 
     def lacks() -> bool:
-        publisher.published.read()
+        with suppress(KafkaError):  # of a partition that is gone the broker says nothing
+            publisher.published.read()
         return publisher.published.last("scope") is None
 
     until(lacks)
@@ -249,8 +256,8 @@ def test_who_looks_on_sees_what_lies_on_added_partitions(broker: Broker) -> None
         return LearnerStatus(process="p", scope="", time=float(number)).model_dump_json().encode()
 
     ledger = Ledger()
+    send(broker.kafka, STATUS.name, b"", b"", status(1), partition=0)
     with Observer(broker.kafka, ledger, since_s=3600.0):
-        send(broker.kafka, STATUS.name, b"", b"", status(1), partition=0)
         until(lambda: [s.time for s in ledger.learner] == [1.0])
         add_partitions(broker, STATUS, 3)
         send(broker.kafka, STATUS.name, status(2), partition=2)
@@ -261,9 +268,10 @@ def test_who_looks_on_sees_what_lies_on_added_partitions(broker: Broker) -> None
 
 
 def test_a_learner_that_never_sees_what_it_published_says_so_and_backs_off(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the cause: here somebody deletes each champion as it comes."""
+    monkeypatch.setattr(publish, "time", Clock())  # by which no pause ends
     learner = stage.learner("off")
 
     def published() -> int:
@@ -278,10 +286,9 @@ def test_a_learner_that_never_sees_what_it_published_says_so_and_backs_off(
             send(stage.kafka, POLICY.name, None, key=policy_key(SCOPE, "champion"), partition=0)
 
     until(lambda: "does not keep what is published" in caplog.text or published() > 9, turn=delete)
-    assert 3 <= published() <= 4
     for _ in range(20):
         delete()
-    assert published() <= 5 and caplog.text.count("does not keep what is published") == 1
+    assert published() == 3
 
 
 def test_a_learner_that_never_reads_its_claims_says_so(

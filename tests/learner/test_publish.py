@@ -10,6 +10,7 @@ import pytest
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import TopicAlreadyExistsError
 
+from decoder.complaints import Complaints
 from decoder.contracts.bundle import LAST_PUBLICATION
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
@@ -114,6 +115,7 @@ def test_what_the_topic_does_not_keep_is_published_again_ever_later_and_said_onc
 ) -> None:
     monkeypatch.setattr(publish, "time", clock)
     publisher = PolicyPublisher(broker.kafka)
+    publisher._complaints = Complaints(lambda: 0.0)
     made, sent_at = random_policy(version=4, scope="a"), list[float]()
     while len(sent_at) < 10:
         publisher.publish(made, 1)
