@@ -192,7 +192,11 @@ def test_a_policy_topic_that_was_made_anew_is_read_from_its_beginning(
     until(lambda: worker.version == 2)
 
 
-def test_a_learner_hears_a_worker_whose_status_lies_on_an_added_partition(broker: Broker) -> None:
+def test_a_learner_hears_a_worker_whose_status_lies_on_an_added_partition(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compacted, "REQUEST_MS", 2_000)  # for a partition that is gone
+
     def status(scope: str) -> bytes:
         return WorkerStatus(process=scope, scope=scope, time=1.0).model_dump_json().encode()
 
