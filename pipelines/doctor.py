@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from decoder.contracts.errors import EngineError, ProcessError, SettingsError
+from decoder.contracts.errors import EngineError, HvdError, ProcessError, SettingsError
 from decoder.contracts.loopback import proxy_of
 from decoder.contracts.redacted import redacted
 from decoder.contracts.settings import KafkaSettings
 from decoder.settings import WorkerSettings
 from decoder.tenancy.key import VARIABLE, key_of
+from learner.topics import BrokerAway, harmful
 from pipelines import embedded, machine
 from pipelines.stack import broker
 from pipelines.stack.running import TRACKING_VARIABLE, responds
@@ -108,6 +109,20 @@ def _service(name: str, address: str, ok: bool, variable: str) -> Check:
     return Check(name, ok, found, f"start it, correct {variable}, or unset it")
 
 
+def topics() -> Check:
+    """The topics on the broker that the environment names, as they are set."""
+    if broker.VARIABLE not in os.environ:
+        return Check("topics", True, "made with the stack")
+    try:
+        found = harmful(KafkaSettings.load())
+    except BrokerAway:
+        return Check("topics", True, "not looked at: the broker does not answer")
+    except HvdError as error:
+        found = [str(error)]
+    fix = "kafka-configs.sh --alter, or python -m learner.topics deploy/kafka/topics.toml"
+    return Check("topics", not found, "; ".join(found) or "do no harm", fix, blocks=False)
+
+
 def registry() -> Check:
     """The registry the environment names, or the one the stack starts."""
     uri = os.environ.get(TRACKING_VARIABLE)
@@ -166,5 +181,5 @@ def shared_memory() -> Check:
 def examine() -> list[Check]:
     """Every check, in the order in which one would mend things."""
     packages = [package(name, pin) for name, pin in PINS.items()]
-    others = vllm, processor, shared_memory, kafka, registry, model, tenants
+    others = vllm, processor, shared_memory, kafka, topics, registry, model, tenants
     return [*packages, *(check() for check in others)]

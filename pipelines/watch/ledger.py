@@ -23,7 +23,15 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
 from decoder.contracts.trials import Round, decode_round
-from decoder.kafka.clients import AWAY, close, fetch, listens, open_consumer, places_of
+from decoder.kafka.clients import (
+    AWAY,
+    close,
+    fetch,
+    layout_of,
+    listens,
+    open_consumer,
+    places_of,
+)
 
 ARMS: Final = ("cache", "model", "none")
 OWN: Final = ("", CHAMPION)
@@ -230,6 +238,7 @@ def _append(records: list[Timed], record: Timed, keep_s: float) -> None:
         del records[: next(i for i, r in enumerate(records) if r.time >= oldest)]
 
 
+FOLLOWED: Final = (DRAFTS, POLICY, STATUS, TRIALS)
 POLL_S: Final = 0.25
 PAUSE_S: Final = 5.0
 _complaints: Final = Complaints()
@@ -255,6 +264,12 @@ def ingest(ledger: Ledger, topic: str, key: bytes | None, value: bytes | None, a
         _complaints.exception("a record was passed over: it cannot be shown")
 
 
+def _topic_ids(consumer: Any) -> dict[Any, Any]:
+    """The id of its topic by each partition there is."""
+    layouts = [layout_of(consumer, topic.name) for topic in FOLLOWED]
+    return {place: topic_id for topic_id, places in layouts for place in places}
+
+
 class Observer:
     """Reads in a thread, while its block lasts.
 
@@ -267,7 +282,7 @@ class Observer:
         self.kafka = kafka
         self.ledger = ledger
         self.since_s = since_s
-        self._next: dict[Any, int] = {}  # offset by partition
+        self._next: dict[tuple[Any, Any], int] = {}  # offset by partition and id of its topic
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._read, name="observer", daemon=True)
 
@@ -295,10 +310,11 @@ class Observer:
             self._closing.wait(PAUSE_S)
 
     def _follow(self, consumer: Any) -> None:
-        topics = (DRAFTS, POLICY, STATUS, TRIALS)
-        places = [place for topic in topics for place in places_of(consumer, topic.name)]
+        for topic in FOLLOWED:
+            places_of(consumer, topic.name)
+        places = _topic_ids(consumer)
         is_whole = math.isinf(self.since_s)
-        consumer.assign(places)
+        consumer.assign(list(places))
         consumer.seek_to_end(*places)
         consumer.seek_to_beginning(*(p for p in places if is_whole or p.topic == POLICY.name))
         if not is_whole:
@@ -307,11 +323,16 @@ class Observer:
             for place, found in consumer.offsets_for_times(dict.fromkeys(past, moment)).items():
                 if found is not None:
                     consumer.seek(place, found.offset)
-        for place in () if is_whole else self._next.keys() & set(places):
-            consumer.seek(place, self._next[place])
+        for known in () if is_whole else self._next.keys() & places.items():
+            consumer.seek(known[0], self._next[known])
         while not self._closing.is_set():
-            found = {place: consumer.position(place) for place in places}
-            self._next |= {place: at for place, at in found.items() if at is not None}
+            found = {known: consumer.position(known[0]) for known in places.items()}
+            self._next |= {known: at for known, at in found.items() if at is not None}
+            if (there := _topic_ids(consumer)) != places:
+                places = there
+                consumer.assign(list(places))
+                for known in places.items():  # what is new from its beginning
+                    consumer.seek(known[0], self._next.get(known, 0))
             records = fetch(consumer, 0)
             for record in records:
                 seconds = record.timestamp / 1000.0
