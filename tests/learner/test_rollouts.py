@@ -188,9 +188,14 @@ def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
     won(two)  # it learns the same, and waits
     crew = stage.workers({3: 0.8}, noise=1.0)
 
+    def knows() -> bool:
+        """Whether the second has read the trial's publication: rounds before that are not its."""
+        rollout = two.rollouts.of.get(SCOPE)
+        return rollout is not None and rollout.one is not None and rollout.one.since > 0
+
     def turn() -> None:
         if len(pairs_of(one)) < 16:
-            if two.rollouts.busy(SCOPE):  # rounds before it knew of the trial are not its
+            if knows():
                 crew.play(1)
             one.step()
         two.step()
