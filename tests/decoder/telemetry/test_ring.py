@@ -22,7 +22,7 @@ from decoder.telemetry.books import Books
 from decoder.telemetry.ring import FULL, HEAD, TURN, UNREADABLE, Ring
 from tests.contracts.test_events import EVENT, NAMES, ORIGIN, PLAIN
 from tests.decoder.simulated import Router, decode_all, trusting_policy
-from tests.decoder.telemetry.telling import events_of, put, write
+from tests.decoder.telemetry.telling import events_of, write
 
 
 def test_a_record_of_rows_is_the_record_of_their_events_byte_for_byte() -> None:
