@@ -66,7 +66,7 @@ PATIENT = (
     "learner.intake.DELIVERY_MS", "learner.workers.PATIENCE_SECONDS",
     "learner.topics.REQUEST_MS", "learner.publish.ACK_SECONDS",
     "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.handover.CLOSE_TIMEOUT_S",
-    "decoder.telemetry.handover.START_TIMEOUT_S",
+    "decoder.telemetry.handover.START_TIMEOUT_S", "decoder.telemetry.handover.LAST_S",
 )  # fmt: skip
 
 
@@ -108,12 +108,12 @@ def kafka(tmp_path: Path) -> Iterator[KafkaSettings]:
 def until(
     condition: Callable[[], object],
     what: object = "it to come true",
-    seconds: float = 60.0,
+    seconds: float = 300.0,
     turn: Callable[[], object] = lambda: None,
     pause: float = 0.02,
 ) -> None:
     """Wait for ``condition``; ``turn`` is called, and time taken, between two looks at it. ``what``
-    is told where that is in vain."""
+    is reported where that is in vain, after longer than the slowest machine takes."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"

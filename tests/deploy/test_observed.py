@@ -41,7 +41,6 @@ pytestmark = [
     *WARNINGS,
     pytest.mark.stack,
     pytest.mark.long,
-    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         shutil.which("prometheus") is None, reason="takes Prometheus: apt-get install prometheus"
     ),

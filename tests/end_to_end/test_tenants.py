@@ -16,7 +16,7 @@ from pipelines import embedded, machine
 from pipelines.serve.command import METRICS_VARIABLE, ServeOptions, serve_command
 from tests.server import Server, serving
 
-pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 KEY = "0123456789abcdef0123456789abcdef"
 KEYS = ("alice", "bob", "carol", "dora")

@@ -200,9 +200,7 @@ def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
             one.step()
         two.step()
 
-    until(
-        lambda: len(pairs_of(one)) >= 16 and pairs_of(two) == pairs_of(one), seconds=400, turn=turn
-    )
+    until(lambda: len(pairs_of(one)) >= 16 and pairs_of(two) == pairs_of(one), turn=turn)
     assert one.lease.holds(SCOPE) and not two.lease.holds(SCOPE)
     clock.now += lease.TTL_SECONDS  # the first is stopped where it stands
     step_until(two, lambda: two.lease.holds(SCOPE))

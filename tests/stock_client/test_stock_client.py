@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.stack]
 
 ASKS = all_asks()
 SECONDS = (
-    pytest.param(60.0, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+    pytest.param(60.0, marks=pytest.mark.long),
     pytest.param(600.0, marks=[pytest.mark.release, pytest.mark.timeout(3000)]),
 )
 DRAFTS = 64
@@ -61,7 +61,6 @@ def _both_ways_round(folder: Path) -> tuple[dict[str, Answer], dict[str, Answer]
 
 @pytest.mark.long
 @pytest.mark.release
-@pytest.mark.timeout(1800)
 def test_what_is_asked_is_all_that_clients_use(expected: dict[str, Answer]) -> None:
     refused = [ask.name for ask in ASKS if "refused" in expected[ask.name]]
     assert sorted(refused) == ["refused-0", "refused-1"]
