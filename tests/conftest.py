@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 with warnings.catch_warnings():
     # importing kafka-python warns about what it imports, which is theirs to mend
@@ -32,7 +32,9 @@ VOCABULARY = 32
 for each in (KafkaAdminClient, KafkaConsumer, KafkaProducer):  # those that tests open themselves
     each.DEFAULT_CONFIG["kafka_client"] = Network
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of a property
+settings.register_profile(  # a busy machine is no fault of a property
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("untimed")
 
 
