@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,7 +168,25 @@ def test_a_signal_waits_until_a_child_is_in_its_list() -> None:
     assert done == ["started", "listed"]
 
 
-def test_a_signal_that_falls_into_a_finalizer_is_raised_again() -> None:
+@pytest.mark.parametrize("hasty", [False, True])
+def test_a_signal_that_falls_into_a_finalizer_is_raised_again(
+    hasty: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that comes before what raises it has returned, as on a machine that stood still."""
+
+    class Hasty(threading.Timer):
+        begun = 0
+
+        def start(self) -> None:
+            Hasty.begun += 1
+            if Hasty.begun > 1:
+                super().start()
+            else:
+                self.function(*self.args)
+
+    if hasty:
+        monkeypatch.setattr(threading, "Timer", Hasty)
+
     class Finalized:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGTERM)
