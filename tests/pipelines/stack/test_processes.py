@@ -172,7 +172,7 @@ def test_a_signal_waits_until_a_child_is_in_its_list() -> None:
 def test_a_signal_that_falls_into_a_finalizer_is_raised_again(
     hasty: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where that comes before what raises it has returned, as on a machine that stood still."""
+    """Also where it comes before what raises it has returned, on a machine that stood still."""
 
     class Hasty(threading.Timer):
         begun = 0
