@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -131,6 +132,30 @@ def test_a_mended_drafter_is_taken_up_whoever_is_in_force(start: Option, policy:
     decode(router, Phase(scattered(1500, 8), healthy, MILD), run, PROMPT, "mended")
     late = run.arms[WITHIN_CYCLES:]
     assert len(late) > 100 and late.count("model") > 0.9 * len(late)
+
+
+DRAWS = np.random.default_rng(4).random((3, 4500, K))
+
+
+@pytest.mark.parametrize("policy", ["trusting", "despairs of the drafter", "first"])
+@pytest.mark.parametrize("draws", range(3))
+def test_model_drafts_grow_back_when_their_later_tokens_are_mended(draws: int, policy: str) -> None:
+    """While these were refused, drafts were cut before them, and told nothing of them."""
+
+    def holds(*chances: float) -> Callable[[int], int]:
+        held = DRAWS[draws] < np.array(chances)
+        lengths = np.where(held.all(axis=1), K, held.argmin(axis=1))
+        return lambda position: int(lengths[position])
+
+    table = CostTable("dear drafts", (1, 101), (1.0, 1.6), draft_token_us=0.06)
+    router = make_router(POLICIES[policy], has_model=True, floor=True)
+    good, broken, run = holds(*[0.8] * K), holds(0.8, *[0.0] * (K - 1)), Run()
+    for index, (accepts, tokens) in enumerate(((good, 1500), (broken, 1800), (good, 4500))):
+        run = Run()
+        text = scattered(tokens, 11 + index)
+        decode(router, Phase(text, accepts, table), run, PROMPT, str(index))
+    best = (1.0 + sum(0.8**n for n in range(1, K + 1))) / (table.time(1 + K) + K * 0.06)
+    assert run.rate(4 * PROBE_EVERY) >= 0.93 * best
 
 
 def test_a_plain_step_that_is_cheaper_than_its_profile_is_found_out() -> None:
