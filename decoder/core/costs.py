@@ -6,8 +6,8 @@ changes. Their logarithms are the state of one Kalman filter (Kalman 1960, exten
 corrects what it tells most about: a size that nobody runs for a while keeps pace with those that
 are run, one never seen takes the deviation of its neighbours, and a step that verifies and drafts
 is credited to both as far as either is in doubt. The further a step is from what was expected, the
-less it is believed (as with Student's t), so a stalled one moves little, and what is said again
-counts.
+less it is believed (as with Student's t), and the more the pace is in doubt: so a stalled one moves
+little, and a machine that stalls for many is no price of what they verified and drafted.
 
 :class:`LiveCosts` is written by the engine's thread and read by it; ``table`` is one reference to
 an immutable value.
@@ -116,6 +116,8 @@ class LiveCosts:
         surprise = log(us / expected)
         noise = NOISE * max(abs(surprise) / (BELIEVED * NOISE), 1.0)
         self._correct(self._state, self._spread, _DRIFT, below, slope, surprise, noise, _LEAST)
+        if noise > NOISE:  # if the next one is as slow the machine is, and no size, and no drafter
+            self._spread += surprise**2
         self.steps += 1
         self._here = below + (slope[1] > slope[0])
         further = tokens > self._measured
