@@ -68,14 +68,17 @@ GUESS: Final = 0.1
 class LiveCosts:
     """Costs of one worker's set-up.
 
-    ``prior`` is its profile, or the nominal table; with ``live`` false it stays in force.
+    ``prior`` is its profile, or the nominal table; with ``live`` false it stays in force. With
+    ``profiled`` false it has the usual shape, of which the speed alone was measured.
 
     Of sizes that neither profile nor service has measured, the table expects twice the largest of
     those to go on with the last slope, so that they are tried, and what lies behind to take time in
     proportion to its tokens, which is the most it can: a decision never leaps to where nobody was.
     """
 
-    def __init__(self, prior: CostTable = NOMINAL, live: bool = True) -> None:
+    def __init__(
+        self, prior: CostTable = NOMINAL, live: bool = True, *, profiled: bool = True
+    ) -> None:
         self.table = prior
         self.steps = 0
         self._live = live
@@ -83,7 +86,9 @@ class LiveCosts:
         if live and not prior.drafting(1, 1):
             prior = replace(prior, draft_token_us=GUESS * prior.verify_us[0])
         self._prior = prior
-        self._measured = 1 if self._unit else prior.tokens[-1]  # tokens of the largest such step
+        self._measured = prior.tokens[-1]  # tokens of the largest such step
+        if self._unit or not profiled:
+            self._measured = 1
         self._own = prior.own_us
         self._here = 0
         self._state = np.zeros(len(GRID) + 1)  # logarithms: of each size, then of drafting

@@ -33,8 +33,8 @@ def relieved(arms: Arms, floor: Floor, proposed: Who, unable: Who) -> Arms:
 
 
 class Probing:
-    """When what is looked at; ``taken`` counts looks, and ``whole`` says whether the model drafts of
-    the last step that was asked for have their full length. For the engine's thread."""
+    """When what is looked at; ``taken`` counts looks, and ``whole`` says whether the last step that
+    was asked for is to have model drafts of full length. For the engine's thread."""
 
     def __init__(self, model_arm: ModelArm) -> None:
         self.taken, self.whole = 0, False
