@@ -125,7 +125,7 @@ class Profile:
                 takes = min(self.target[below]) * n / below if below else 0.0
                 if n not in self.target and takes > SHARE * self._seconds:
                     break
-                if (left <= 0 and self.target) or (n not in self.target and takes > left):
+                if self.target and (left <= 0 or (n not in self.target and takes > left)):
                     ended = False
                     break
                 _time(step, n, self.target)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from decoder.contracts.bundle import CHAMPION, FIRST, MAX_DRAFT, Policy
 from decoder.core import cycles, proposing
 from decoder.core.choice import Chosen, choose
-from decoder.core.costs import LiveCosts
+from decoder.core.costs import STALL, LiveCosts
 from decoder.core.counters import Counters
 from decoder.core.events import Sink
 from decoder.core.following import Following
@@ -161,7 +161,8 @@ class DraftRouter(Following):
         self.rate.observe(rows + drafted, rows, time_taken)
         if self.pause is not None and self.costs.steps:  # else a table has no unit of time yet
             gain_us = gain_of(table, rows, drafted, verified, ran.drafted, beside=beside)
-            self.pause.observe(ran.exposed_us, gain_us, rows, table.time(rows))
+            usual = STALL * table.proposing(rows) or ran.exposed_us
+            self.pause.observe(min(ran.exposed_us, usual), gain_us, rows, table.time(rows))
 
     def choose(
         self,

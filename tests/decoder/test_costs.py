@@ -121,6 +121,20 @@ def test_steps_that_stalled_make_no_draft_free_and_none_dear(
     assert 0.5 < drafting < 3.0, drafting
 
 
+@pytest.mark.parametrize("at", [0, 40])
+def test_what_proposing_takes_is_what_it_usually_takes(at: int) -> None:
+    """The first step brings caches in, and the process stands still now and then."""
+    costs = LiveCosts(PROFILE)
+    for step in range(at + 8):
+        costs.proposed(4, 4e6 if step == at else 400.0 + 100.0 * (step % 3))
+        costs.observe(4, 4, 0, PROFILE.time(4))
+    assert costs.own_us == pytest.approx(125.0, rel=0.4)
+    assert costs.table.own_us == pytest.approx(125.0, rel=0.4)
+    for _ in range(32):
+        costs.proposed(4, 4_000.0)
+    assert costs.own_us == pytest.approx(1_000.0), "what lasts is no stall"
+
+
 def test_where_drafting_seems_to_save_time_longer_drafts_still_cost_more() -> None:
     """The profile was taken in a busy moment, and steps with drafts now take less than it says that
     verifying alone takes. Their sum is right; a token of a draft does not become a gain."""

@@ -37,13 +37,14 @@ MANY: Final = 16
 
 
 class WorkerProfile:
-    """The profile of one runner. ``doubted`` says, on all ranks alike, whether it is to go on."""
+    """The profile of one runner: ``taken`` on the rank that leads. ``doubted`` says, on all ranks
+    alike, whether it is to go on."""
 
     def __init__(self, runner: Any, scope: str, ranks: Ranks) -> None:
         """Nothing is timed yet."""
         self.doubted = False
         self._runner, self._scope, self._ranks = runner, scope, ranks
-        self._taken, self._again = nothing(runner, scope), 0
+        self.taken, self._again = nothing(runner, scope), 0
 
     def take(self, seconds: float | None = None) -> LiveCosts | None:
         """Time steps for so long, or for the whole budget at start. Mutates, nothing else lasts.
@@ -56,16 +57,16 @@ class WorkerProfile:
         """
         doubted = False
         try:
-            ended = timed(self._runner, self._taken, self._ranks, seconds)
+            ended = timed(self._runner, self.taken, self._ranks, seconds)
             if not self._ranks.leads:
                 return None
             if seconds is not None and not ended:
                 doubted = True
                 return None
-            taken, doubt = self._taken, self._taken.doubt
+            taken, doubt = self.taken, self.taken.doubt
             if doubt:
                 doubted = self._again < ATTEMPTS
-                self._taken, self._again = nothing(self._runner, self._scope), self._again + 1
+                self.taken, self._again = nothing(self._runner, self._scope), self._again + 1
                 log.warning(
                     "step times are not believed (%s): prices have the usual shape %s", doubt,
                     "until steps are timed again while no request is there" if doubted
