@@ -187,7 +187,7 @@ def test_drafts_that_were_thought_too_dear_are_found_out(arm: str, slower: float
             LiveCosts.observe(costs, tokens, 1, drafted, us)
     router = make_router(trusting_policy(), has_model=True, floor=True)
     decode(router, phase, run, PROMPT, "x", costs)
-    assert len(run.arms) > 2 * WITHIN_CYCLES and run.arms[-200:].count(arm) > 180
+    assert len(run.arms) > 1.5 * WITHIN_CYCLES and run.arms[-100:].count(arm) > 90
 
 
 def test_a_cache_draft_needs_no_choice_to_be_known() -> None:

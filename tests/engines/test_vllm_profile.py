@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.engines.interpreted import VARIABLES
 from tests.engines.plugged import real, run_apart
 from tests.engines.two_heads import write_models
 
@@ -16,11 +18,15 @@ def test_a_profile_that_had_no_time_is_taken_again_while_nobody_waits(
     runner: str, tmp_path: Path
 ) -> None:
     target, drafter = write_models(tmp_path)
-    drafts = {"method": "eagle3", "model": str(drafter), "num_speculative_tokens": 16}
-    job = {"model": str(target), "max_model_len": 256, "prompt": [5, 6, 7, 8] * 6}
+    drafts: dict[str, Any] = {
+        "method": "eagle3",
+        "model": str(drafter),
+        "num_speculative_tokens": 16,
+    }
+    job: dict[str, Any] = {"model": str(target), "max_model_len": 256, "prompt": [5, 6, 7, 8] * 6}
     variables = {"HVD_WORKER_ENABLED": "1"}
     if runner == "v2":
-        job["ahead"], variables["VLLM_USE_V2_MODEL_RUNNER"] = True, "1"
+        job["ahead"], variables = None, variables | VARIABLES
     else:
         drafts["disable_padded_drafter_batch"] = True
     told = run_apart(
