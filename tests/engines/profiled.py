@@ -1,4 +1,4 @@
-"""Serve on vLLM with a profile that had no time: ``python -m tests.engines.profiled JOB RESULT``."""
+"""Serve on vLLM after a start without time: ``python -m tests.engines.profiled JOB RESULT``."""
 
 from __future__ import annotations
 
