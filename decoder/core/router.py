@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from decoder.contracts.bundle import CHAMPION, FIRST, MAX_DRAFT, Policy
 from decoder.core import cycles, proposing
 from decoder.core.choice import Chosen, choose
-from decoder.core.costs import LiveCosts
+from decoder.core.costs import STALL, LiveCosts
 from decoder.core.counters import Counters
 from decoder.core.events import Sink
 from decoder.core.following import Following
@@ -97,7 +97,7 @@ class DraftRouter(Following):
         self._classes = np.ascontiguousarray(token_classes, np.float32)
         self._choice, self._longest = choice, longest
         self.pause = SpeculationPause() if floor is not None else None
-        self._probing = Probing(self.model_arm, self._model_len > 0)
+        self._probing = Probing(self.model_arm)
         self.underway = Underway()
         self._last = 1, 0  # tokens that the last step ran through the target, and drafted
         self.worth_us: float | None = None
@@ -161,7 +161,8 @@ class DraftRouter(Following):
         self.rate.observe(rows + drafted, rows, time_taken)
         if self.pause is not None and self.costs.steps:  # else a table has no unit of time yet
             gain_us = gain_of(table, rows, drafted, verified, ran.drafted, beside=beside)
-            self.pause.observe(ran.exposed_us, gain_us, rows, table.time(rows))
+            usual = STALL * table.proposing(rows) or ran.exposed_us
+            self.pause.observe(min(ran.exposed_us, usual), gain_us, rows, table.time(rows))
 
     def choose(
         self,
@@ -243,7 +244,9 @@ class DraftRouter(Following):
         if not len(arms) == len(wanted.lengths) == len(wanted.expected) == len(places):
             raise ValueError(f"a choice for {len(arms)} requests, asked for {len(places)}")
         if shown == "worker":
-            arms = self._guarded(arms, serves, slots[places], owners, unable)
+            arms = self._guarded(wanted, serves, slots[places], owners, unable)
+            if self._probing.whole and wanted.model_len < self._model_len:
+                wanted = self._whole(wanted)
         underway = self.underway
         underway.side, underway.began, underway.asked = side, began, len(names)
         underway.unpaid_us = (time.perf_counter() - described) * 1e6 if shown == "stock" else 0.0
@@ -274,13 +277,14 @@ class DraftRouter(Following):
 
     def _guarded(
         self,
-        arms: Arms,
+        wanted: Chosen,
         serves: bool,
         slots: NDArray[np.int64],
         owners: NDArray[np.int64],
         unable: NDArray[np.int64],
     ) -> Arms:
         """The arms [n] that are taken; the floor judges the champion, and nobody on trial."""
+        arms = wanted.arms
         if self.floor is None or not len(arms):
             return arms
         if serves:
@@ -290,8 +294,16 @@ class DraftRouter(Following):
             theirs: NDArray[np.int64] = self.table.arrays.requests[slots]
             return theirs[:, LENGTH] - theirs[:, DRAFTED_AT]
 
-        arms = self._probing.at_the_drafter(arms, behind, unable)
+        arms = self._probing.at_the_drafter(arms, wanted.model_len, behind, unable)
         return self._probing.at_nothing(arms, self.costs, self._last)
+
+    def _whole(self, wanted: Chosen) -> Chosen:
+        """The same, with model drafts of full length."""
+        longest = self._model_len
+        lengths = np.where(wanted.arms == MODEL, np.int32(longest), wanted.lengths)
+        payoff = np.float32(self.model_arm.payoff(longest))
+        model = np.where(wanted.model > 0.0, payoff, np.float32(0.0))
+        return wanted._replace(lengths=lengths, model=model, model_len=longest)
 
     def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
         """Take in what the engine made of the last choice.

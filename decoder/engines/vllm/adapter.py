@@ -27,6 +27,7 @@ from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
 from decoder.core.requests import Decisions, Outcomes
 from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.plan import Plan
+from decoder.engines.vllm.profile import IDLE_SECONDS, WorkerProfile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.policy.pricing import NOMINAL
 from decoder.policy.rule import MODEL
@@ -72,6 +73,7 @@ class Adapter:
         self.ended: Collection[str] | None = None
         """Requests that ended with the step; None where it could not be followed."""
         self.has_model = has_model
+        self.profile: WorkerProfile | None = None
         self._longest = longest
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
@@ -96,6 +98,19 @@ class Adapter:
             return
         with self.sparing("bookkeeping failed"):
             self.worker.router.settle(exposed=runner.device.type == "cpu")
+
+    def after_step(self, runner: Any, scheduler_output: Any) -> None:
+        """Go on with a profile that is in doubt, where no request is there: vLLM runs a step of no
+        tokens when the last one has ended."""
+        profile = self.profile
+        if profile is None or not profile.doubted or self.idle:
+            return
+        if scheduler_output.total_num_scheduled_tokens or runner.requests:
+            return
+        with self.sparing("steps cannot be profiled: costs are learned from service alone"):
+            costs = profile.take(IDLE_SECONDS)
+            if costs is not None and self.worker is not None:
+                self.worker.router.costs = costs
 
     def decide(self, runner: Any, scheduler_output: Any, sampled: Sequence[Sequence[int]]) -> Plan:
         """Observe what the step committed, and choose what to draft next for the requests of the

@@ -63,6 +63,7 @@ def _execute_model(
     adapter.before_step(runner, scheduler_output)
     result = original(runner, scheduler_output, *args, **kwargs)
     adapter.during_step(runner)
+    adapter.after_step(runner, scheduler_output)
     return result
 
 

@@ -93,6 +93,7 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         trimmed = self.batch.trimmed(scheduler_output)
         result = super().execute_model(trimmed, *args, **kwargs)
         adapter.during_step(self.batch)
+        adapter.after_step(self.batch, scheduler_output)
         return result
 
     def sample_tokens(self, grammar_output: Any) -> Any:
