@@ -5,12 +5,14 @@ The names are those of ``summary.json``. No sentence claims more than the run's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 from pipelines import machine
+from pipelines.replay.rules import name_of
 from pipelines.watch.ledger import ARMS, Ledger, Phase
 from pipelines.watch.page import (
     ALL,
@@ -28,26 +30,29 @@ NEEDED: Final = 120
 """Answers of the learner's phase after which a candidate had won in simulation, at most."""
 
 
-def summarise(
-    ledger: Ledger,
-    requests: Mapping[str, int],
-    began: float,
-    consumed_before: int = 0,
-    mistake: Mapping[str, Any] | None = None,
-    lesson: Mapping[str, Any] | None = None,
-) -> Summary:
+@dataclass(frozen=True)
+class Run:
+    """What a demo did beside what its ledger saw."""
+
+    requests: Mapping[str, int]  # how many were answered and failed, and their tokens
+    began: float  # of the traffic, seconds since the epoch
+    consumed_before: int = 0  # events that the learner had by then
+    mistake: Mapping[str, Any] | None = None  # as of run.outcome, and why
+    lesson: Mapping[str, Any] | None = None  # as of lesson, and answers and why
+    step_s: float = 0.0  # of a plain step of one request, before the traffic
+    left_out: Sequence[str] = ()  # phases that there was no time for
+
+
+def summarise(ledger: Ledger, run: Run, virtual: Mapping[str, Any] | None = None) -> Summary:
     """The figures, JSON-ready. Shares are in 0..1, errors and accepted lengths in tokens, ratios of
     tokens a second with the bounds of their intervals, null where they are not known.
 
     Args:
-        requests: how many were ``answered`` and ``failed``, and their ``tokens``.
-        began: of the traffic, seconds since the epoch; ``consumed_before``: events learned by then.
-        mistake: what became of a bad policy, as :func:`pipelines.demo.run.outcome`, and
-            ``why``.
-        lesson: what became of the learner's phase, as :func:`lesson`, and ``answers`` and ``why``.
+        virtual: what every rule makes of the answers, as :func:`pipelines.demo.replay.replayed`.
     """
+    requests, began = run.requests, run.began
     rounds = list(ledger.rounds)
-    consumed = ledger.consumed - consumed_before
+    consumed = ledger.consumed - run.consumed_before
     found = uplifts(rounds, ledger.phases, at_end=True)
     kinds = [name for name in found if name != ALL]
     summary: Summary = {
@@ -77,13 +82,16 @@ def summarise(
             for p in ledger.phases
             for cycles in [ledger.sums(p.began, p.ended)]
         ],
-        "lesson": lesson,
-        "mistake": mistake,
+        "phases_left_out": [*run.left_out],
+        "plain_step_ms": round(1e3 * run.step_s, 1),
+        "virtual": dict(virtual or {}),
+        "lesson": run.lesson,
+        "mistake": run.mistake,
         "records_refused": ledger.refused,
         "worker": ledger.statuses[-1].model_dump(mode="json") if ledger.statuses else {},
         "learner": ledger.learner[-1].model_dump(mode="json") if ledger.learner else {},
     }
-    failings, said = _failings(summary), (_speed, _choice, _learning, _guard, _trust, _open)
+    failings, said = _failings(summary), (_speed, _choice, _rules, _learning, _guard, _trust, _open)
     sentences = [sentence for one in said if (sentence := one(summary))]
     return {"ok": not failings, "failings": failings, "sentences": sentences} | summary
 
@@ -118,17 +126,54 @@ def _failings(summary: Summary) -> list[str]:
 
 def _open(summary: Summary) -> str:
     """What was not shown, for want of time; no fault."""
-    sides = [
-        NAMES[side.removeprefix("over_")]
-        for side, one in summary["uplift"].items()
-        if one["low"] is None or one["low"] <= 1.0 <= one["high"]
+    told = []
+    if left_out := summary["phases_left_out"]:
+        told.append(f"This machine had no time for these phases: {', '.join(left_out)}.")
+    live = {side.removeprefix("over_"): one for side, one in summary["uplift"].items()}
+    untold = [side for side, one in live.items() if not is_told(one)]
+    sides = [NAMES[side] for side in untold if not _virtually_told(summary, side)]
+    if sides:
+        what = f"faster than {', '.join(sides)}"
+        told.append(f"Whether it is {what} cannot be told from this run.")
+    return " ".join(told)
+
+
+LEVEL: Final = 0.05
+"""Rates whose ratio lies within this of 1, with its whole interval, are as fast as each other."""
+
+
+def is_level(one: Mapping[str, Any]) -> bool:
+    """Whether both are as fast as each other."""
+    return one["low"] is not None and one["low"] >= 1.0 - LEVEL and one["high"] <= 1.0 + LEVEL
+
+
+def is_told(one: Mapping[str, Any]) -> bool:
+    """Whether the interval of a ratio says who is faster, or that nobody is."""
+    return one["low"] is not None and (not one["low"] <= 1.0 <= one["high"] or is_level(one))
+
+
+def _virtually_told(summary: Summary, side: str) -> bool:
+    """Whether the answers in virtual time tell who is faster, on every kind of traffic."""
+    kinds = [kind["over"] for kind in summary["virtual"].get("kinds", {}).values()]
+    rules = {PLAIN: "greedy", SUFFIX: "suffix", MODEL: "eagle3"}
+    found = [
+        one
+        for over in kinds
+        for rule, one in over.items()
+        if rule.partition(":")[0] == rules.get(side)
     ]
-    told = f"Whether it is faster than {', '.join(sides)} cannot be told from this run."
-    return told if sides else ""
+    return bool(found) and all(map(is_told, found))
 
 
 def _interval(one: Mapping[str, float]) -> str:
     return f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
+
+
+def _beside(one: Mapping[str, float], name: str) -> str:
+    """A ratio in words."""
+    if is_level(one):
+        return f"as fast as {name}, {_interval(one)}"
+    return f"{_interval(one)} times {name}"
 
 
 def _speed(summary: Summary) -> str:
@@ -152,8 +197,53 @@ def _choice(summary: Summary) -> str:
             )
             told.append(f"{kind}: {beside} times {best}, {over} times {worst}")
     if not told:
-        return "Which fixed method is best or worst cannot be told from this run."
+        unknown = "Which fixed method is best or worst cannot be told from this run."
+        return "" if summary["virtual"].get("kinds") else unknown
     return f"Beside the best and the worst fixed method of each traffic it made, {'; '.join(told)}."
+
+
+def ends_of(over: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
+    """Of the rules that answers were decoded by, the best and the worst."""
+    by = sorted(over, key=lambda rule: over[rule]["ratio"])
+    return by[0], by[-1]
+
+
+def _rules(summary: Summary) -> str:
+    """What every rule made of the same answers, in virtual time."""
+    told = []
+    for kind, found in summary["virtual"].get("kinds", {}).items():
+        over = found["over"]
+        best, worst = ends_of(over)
+        ends = f"{_beside(over[best], name_of(best))}, the best of {len(over)} rules"
+        if not is_told(over[best]):
+            ends += ", from which it cannot be told apart"
+        told.append(f"{kind}: {ends}, and {_beside(over[worst], name_of(worst))}, the worst")
+    if not told:
+        return ""
+    return (
+        "In virtual time, in which every rule decodes the answers of this run once more at the "
+        "prices that the worker measured, with model drafts drawn from the acceptance that it "
+        f"measured, it is {'; '.join(told)}."
+    )
+
+
+def rule_tables(summary: Summary) -> list[dict[str, Any]]:
+    """What every rule made of the same answers, as a table of the page; none where none was."""
+    kinds = summary["virtual"].get("kinds", {})
+    if not kinds:
+        return []
+    rules = dict.fromkeys(rule for found in kinds.values() for rule in found["over"])
+    rows = [
+        [name_of(rule), *(_interval(found["over"][rule]) for found in kinds.values())]
+        for rule in rules
+    ]
+    counts = [f"{kind}, {found['answers']} answers" for kind, found in kinds.items()]
+    title = (
+        "In virtual time: tokens a second over those of each rule, on this run's own answers, at "
+        "the step times that the worker measured; model drafts are drawn from their measured "
+        "acceptance"
+    )
+    return [{"title": title, "head": ["over", *counts], "rows": rows}]
 
 
 def _guard(summary: Summary) -> str:

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from pipelines import embedded, machine
 from pipelines.lab.drafter.compose import FEW, load, write
-from pipelines.lab.replay.traces import Trace, read
+from pipelines.lab.replay.traces import read
+from pipelines.replay.engine import Trace
 from pipelines.reports import Step, write_text
 
 AT_ONCE: Final = 16

@@ -1,0 +1,66 @@
+"""What the first start of the parts would otherwise wait for, done at the end of the set-up.
+
+Packages are installed without byte code, since most of their modules nobody imports; vLLM looks at
+each model's class in a process of its own, once; the decoder's loops are compiled to machine code.
+Each is kept on disk. What fails here is done by the first start, as without this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Final
+
+from pipelines import embedded
+
+VLLM: Final = """
+import sys
+import vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.v1.worker.cpu_worker
+from concurrent.futures import ThreadPoolExecutor
+from vllm import ModelRegistry
+with ThreadPoolExecutor() as threads:
+    list(threads.map(lambda name: ModelRegistry.models[name].inspect_model_cls(), sys.argv[1:]))
+"""
+"""For the worker's processes: imports what they import, and looks at the classes of its models."""
+SERVICES: Final = """
+import uvicorn, mlflow.server.fastapi_app, mlflow.store.db.utils, mlflow.cli
+import learner.__main__, learner.loop
+import decoder.worker, decoder.core.filtering
+"""
+"""For the registry and the learner; and the decoder, whose loops are compiled when imported."""
+
+
+def prepare() -> list[str]:
+    """Prepare what can be prepared, side by side; what could not be, in a sentence each.
+
+    Raises:
+        ModelError: the embedded model cannot be expanded.
+    """
+    configs = [folder / "config.json" for folder in (embedded.ensure_model(), embedded.DRAFTER)]
+    names = [json.loads(config.read_text())["architectures"][0] for config in configs]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
+    running = {
+        what: subprocess.Popen(
+            [sys.executable, "-c", program, *arguments], env=environment,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for what, program, arguments in (("vLLM", VLLM, names), ("the services", SERVICES, ()))
+    }  # fmt: skip
+    failed = []
+    try:
+        for what, process in running.items():
+            said = process.communicate()[1].strip().splitlines()
+            if process.returncode:
+                failed.append(f"{what} could not be prepared: {said[-1] if said else 'no reason'}")
+    finally:
+        for process in running.values():
+            process.kill()  # interrupted
+    return failed
+
+
+if __name__ == "__main__":
+    for sentence in prepare():
+        sys.stderr.write(f"{sentence}. The first start does it.\n")
