@@ -42,17 +42,23 @@ Answers = Mapping[str, Sequence[Trace]]
 """Prompts and answers by the name of their phase, in the order in which they were answered."""
 
 
-def cost_table(status: WorkerStatus, settings: WorkerSettings) -> CostTable:
-    """What a worker says that steps and drafting cost, microseconds.
+def cost_table(statuses: Sequence[WorkerStatus], settings: WorkerSettings) -> CostTable:
+    """What a worker said that steps and drafting cost, microseconds: the median over its
+    ``statuses``, since one that followed a stall is off.
 
     Raises:
         ValueError: it has measured nothing.
     """
-    times = {int(tokens): max(float(us), 1.0) for tokens, us in status.step_us.items()}
-    sizes = sorted(times)
+    told = [s for s in statuses if "1" in s.step_us]
+    sizes = sorted({int(tokens) for s in told for tokens in s.step_us})
+    times = [
+        max(float(np.median([s.step_us.get(str(n), s.step_us["1"]) for s in told])), 1.0)
+        for n in sizes
+    ]
+    drafting = float(np.median([s.draft_us for s in told])) if told else 0.0
     return CostTable(
-        "measured", tuple(sizes), tuple(accumulate((times[n] for n in sizes), max)),
-        draft_token_us=status.draft_us / settings.model_draft_tokens,
+        "measured", tuple(sizes), tuple(accumulate(times, max)),
+        draft_token_us=drafting / settings.model_draft_tokens,
     )  # fmt: skip
 
 
@@ -94,13 +100,14 @@ def replayed(
     over answers. Empty where there is nothing to decode, or the worker measured no prices."""
     settings = WorkerSettings.load()
     made = with_acceptance(ledger, phases, answers, settings)
-    if not made or not ledger.statuses or "1" not in ledger.statuses[-1].step_us:
+    began, ended = (phases[0].began, phases[-1].ended) if phases else (0.0, 0.0)
+    statuses = [s for s in ledger.statuses if began <= s.time < ended and "1" in s.step_us]
+    if not made or not statuses:
         return {}
-    status, policy = ledger.statuses[-1], policy_of(ledger, phases)
+    policy, costs = policy_of(ledger, phases), cost_table(statuses, settings)
+    router_us = float(np.median([s.exposed_us_p50 for s in statuses]))
     kinds, traces = np.array([kind for kind, _ in made]), [trace for _, trace in made]
-    simulator = Simulator(
-        token_classes_of(load_tokenizer(None)), settings, costs=cost_table(status, settings)
-    )
+    simulator = Simulator(token_classes_of(load_tokenizer(None)), settings, costs=costs)
     rules = {**rivals(settings.model_draft_tokens), HYBRID: Method(HYBRID, policy)}
     spent = dict[str, stats.Spent]()
     for done, (name, by) in enumerate(rules.items()):
@@ -108,7 +115,7 @@ def replayed(
         floor = Floor(True) if name == HYBRID and policy.kind == "survival" else None
         cycles, _ = simulator.decode(traces, by, floor=floor)
         times = cycles.times(simulator.costs)
-        times += 0.0 if name.startswith(WITHOUT_ROUTER) else status.exposed_us_p50
+        times += 0.0 if name.startswith(WITHOUT_ROUTER) else router_us
         spent[name] = by_trace(cycles.trace, len(traces), cycles.committed, times)
     found = {
         kind: _compared({name: (n[mine], t[mine]) for name, (n, t) in spent.items()})
@@ -117,8 +124,8 @@ def replayed(
     }
     return {
         "policy": ledger.named(policy.version),
-        "step_us": {int(n): us for n, us in status.step_us.items()},
-        "draft_us": round(status.draft_us, 1),
+        "step_us": dict(zip(costs.tokens, costs.verify_us, strict=True)),
+        "draft_us": round(costs.drafting(settings.model_draft_tokens, 1), 1),
         "model_drafts": {
             phase.kind: ledger.acceptance([(phase.began, phase.ended)], settings.model_draft_tokens)
             for phase in phases

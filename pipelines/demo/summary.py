@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from decoder.contracts.bundle import CHAMPION
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
+from decoder.trial.effect import COST, effect_of
 from pipelines import machine
 from pipelines.replay.rules import name_of
 from pipelines.watch.ledger import ARMS, Ledger, Phase
@@ -64,6 +66,7 @@ def summarise(ledger: Ledger, run: Run, virtual: Mapping[str, Any] | None = None
         "tokens": requests.get("tokens", 0),
         "uplift": {
             f"over_{side}": as_dict(whole)
+            | {"at_costs": as_dict(effect_of(rounds, CHAMPION, side, True, COST))}
             | {"kinds": {kind: as_dict(found[kind][side]) for kind in kinds}}
             for side, whole in found[ALL].items()
         },
@@ -130,7 +133,7 @@ def _open(summary: Summary) -> str:
     if left_out := summary["phases_left_out"]:
         told.append(f"This machine had no time for these phases: {', '.join(left_out)}.")
     live = {side.removeprefix("over_"): one for side, one in summary["uplift"].items()}
-    untold = [side for side, one in live.items() if not is_told(one)]
+    untold = [s for s, one in live.items() if not (is_told(one) or is_told(one["at_costs"]))]
     sides = [NAMES[side] for side in untold if not _virtually_told(summary, side)]
     if sides:
         what = f"faster than {', '.join(sides)}"
@@ -173,33 +176,44 @@ def _beside(one: Mapping[str, float], name: str) -> str:
     """A ratio in words."""
     if is_level(one):
         return f"as fast as {name}, {_interval(one)}"
-    return f"{_interval(one)} times {name}"
+    return f"{_interval(one)} times as fast as {name}"
 
 
 def _speed(summary: Summary) -> str:
-    known = [
-        f"{_interval(one)} times those of {NAMES[side.removeprefix('over_')]}"
-        for side, one in summary["uplift"].items()
-        if one["low"] is not None
+    live = {NAMES[side.removeprefix("over_")]: one for side, one in summary["uplift"].items()}
+    told = [_beside(one, name) for name, one in live.items() if is_told(one)]
+    priced = [
+        _beside(one["at_costs"], name)
+        for name, one in live.items()
+        if not is_told(one) and is_told(one["at_costs"])
     ]
-    if not known:
+    known = [_beside(one, name) for name, one in live.items() if one["low"] is not None]
+    if not (told or priced or known):
         return "The run was too short to say how fast the service is beside plain decoding."
-    return f"On the same requests it made, in tokens a second, {' and '.join(known)}."
+    said = [" and ".join(told or known * (not priced))] * bool(told or not priced)
+    if priced:
+        said.append(
+            "with each step at the worker's measured time for its size, which leaves out stalls of "
+            f"the machine, {' and '.join(priced)}"
+        )
+    return f"Live, on the same requests, it was {'; '.join(said)}."
 
 
 def _choice(summary: Summary) -> str:
     told = []
+    virtual = summary["virtual"].get("kinds", {})
     for kind, ends in summary["best_and_worst"].items():
-        if ends:
+        found = [summary["uplift"][f"over_{side}"]["kinds"][kind] for side in ends or ()]
+        if ends and (kind not in virtual or all(map(is_told, found))):
             (best, beside), (worst, over) = (
-                (NAMES[side], _interval(summary["uplift"][f"over_{side}"]["kinds"][kind]))
-                for side in ends
+                (NAMES[s], _interval(o)) for s, o in zip(ends, found, strict=True)
             )
             told.append(f"{kind}: {beside} times {best}, {over} times {worst}")
     if not told:
         unknown = "Which fixed method is best or worst cannot be told from this run."
-        return "" if summary["virtual"].get("kinds") else unknown
-    return f"Beside the best and the worst fixed method of each traffic it made, {'; '.join(told)}."
+        return "" if virtual else unknown
+    beside_both = "Live, beside the best and the worst fixed method of each traffic, it made"
+    return f"{beside_both} {'; '.join(told)}."
 
 
 def ends_of(over: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
@@ -221,9 +235,9 @@ def _rules(summary: Summary) -> str:
     if not told:
         return ""
     return (
-        "In virtual time, in which every rule decodes the answers of this run once more at the "
-        "prices that the worker measured, with model drafts drawn from the acceptance that it "
-        f"measured, it is {'; '.join(told)}."
+        "Every rule decoded this run's own answers once more in virtual time (each step takes what "
+        "the worker measured; what a model draft has accepted is drawn from the measured curve). "
+        f"There it is, {'; '.join(told)}."
     )
 
 

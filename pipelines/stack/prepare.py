@@ -39,7 +39,7 @@ def prepare() -> list[str]:
         ModelError: the embedded model cannot be expanded.
     """
     configs = [folder / "config.json" for folder in (embedded.ensure_model(), embedded.DRAFTER)]
-    names = [json.loads(config.read_text())["architectures"][0] for config in configs]
+    names = [n for file in configs for n in json.loads(file.read_text()).get("architectures", ())]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
     running = {

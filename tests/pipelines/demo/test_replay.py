@@ -48,7 +48,7 @@ def measured(**prices: object) -> Ledger:
     token while agents were served, and at their first in conversation."""
     ledger = recorded()
     last = {"step_us": PRICES, "draft_us": 8000.0, "exposed_us_p50": 150.0, **prices}
-    ledger.add_status(worker_status(1122.0, 5000, **last))
+    ledger.add_status(worker_status(1119.5, 5000, **last))
     drafted = {"arm": MODEL, "side": MODEL, "verified_len": 4}
     for n in range(120):
         accepted = 1 if n < 60 else 0
@@ -80,10 +80,13 @@ def test_every_rule_decodes_the_same_answers_and_the_figures_repeat() -> None:
 
 def test_prices_are_the_workers_and_without_any_nothing_is_claimed() -> None:
     settings = WorkerSettings()
-    table = cost_table(measured().statuses[-1], settings)
+    table = cost_table(measured().statuses[-1:], settings)
     assert [table.time(int(n)) for n in PRICES] == [*PRICES.values()]
     assert table.drafting(settings.model_draft_tokens, 1) == pytest.approx(8000.0)
-    odd = cost_table(measured(step_us={"1": 0, "4": 90, "16": 80, "64": 85}).statuses[-1], settings)
+    (odd,) = measured(step_us={"1": 0, "4": 90, "16": 80, "64": 85}).statuses[-1:]
+    stalled = cost_table([odd, *measured().statuses[-1:] * 2], settings)
+    assert stalled.verify_us == table.verify_us, "one status after a stall changes nothing"
+    odd = cost_table([odd], settings)
     assert np.all(np.diff(odd.verify_us) >= 0.0) and odd.time(1) > 0.0, "whatever was measured"
     for ledger in (Ledger(), recorded()):
         assert replayed(ledger, PHASES, ANSWERS, silent) == {}
@@ -148,3 +151,23 @@ def test_what_is_told_in_virtual_time_is_not_called_open() -> None:
 
     assert "cannot be told" not in said(decided)
     assert "cannot be told" in said(decided | {"low": 0.8})
+
+
+def test_a_machine_that_stalls_is_told_by_the_time_that_its_steps_should_take() -> None:
+    ledger = recorded()
+    rng = random.Random(3)
+    ledger.rounds = [
+        # nine of ten blocks stall, now one side's and now another's
+        played.model_copy(update={"blocks": tuple(
+            block.model_copy(update={"us": block.us * rng.choice([1.0, 40.0, 300.0])})
+            for block in played.blocks
+        )})
+        for played in ledger.rounds
+    ]  # fmt: skip
+    summary = summarise(ledger, Run({"answered": 9}, 1000.0))
+    over = summary["uplift"]["over_plain"]
+    assert not is_told(over) and over["at_costs"]["low"] > 1.3
+    (live,) = [s for s in summary["sentences"] if s.startswith("Live, on the same")]
+    assert "leaves out stalls" in live and "1.5" in live and "plain decoding" in live
+    untold = [s for s in summary["sentences"] if "cannot be told from this run" in s]
+    assert not any("plain decoding" in s for s in untold)
