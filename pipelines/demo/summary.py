@@ -192,10 +192,8 @@ def _speed(summary: Summary) -> str:
         return "The run was too short to say how fast the service is beside plain decoding."
     said = [" and ".join(told or known * (not priced))] * bool(told or not priced)
     if priced:
-        said.append(
-            "with each step at the worker's measured time for its size, which leaves out stalls of "
-            f"the machine, {' and '.join(priced)}"
-        )
+        timed = "with each step at the worker's measured time for its size, which leaves out stalls"
+        said.append(f"{' and '.join(priced)} {timed} of the machine")
     return f"Live, on the same requests, it was {'; '.join(said)}."
 
 

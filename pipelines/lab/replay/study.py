@@ -23,7 +23,6 @@ from rich.table import Table
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import SettingsError, TraceError
 from decoder.contracts.features import FloatArray
-from decoder.core.guards.floor import Floor
 from decoder.engines.reference.method import Method, method
 from decoder.policy.estimate import PAPER_THRESHOLD
 from learner import train
@@ -32,7 +31,7 @@ from pipelines.lab.replay import recording
 from pipelines.lab.replay.traces import Parts, read, split
 from pipelines.prompts import fitting, read_folder
 from pipelines.replay.engine import Prices, Simulator, Trace, foreseen
-from pipelines.replay.rules import HYBRID, by_trace, rivals
+from pipelines.replay.rules import HYBRID, by_trace, spent_by_rule
 from pipelines.reports import Step
 from pipelines.stats import Spent, against_best
 from pipelines.workloads import prompt_sets
@@ -52,17 +51,10 @@ def ruled(
     traces: Sequence[Trace], policy: Policy, simulator: Simulator, warm_up: Sequence[Trace] = (),
     router_us: Callable[[str], float] = lambda rule: 0.0,
 ) -> dict[str, Spent]:  # fmt: skip
-    """Tokens and time of each recording by rule, in the unit of the cost table: one set by every
-    rival, by the hybrid that decides by ``policy``, with the floor that a worker gives a learned
-    one, and in hindsight. ``router_us`` is what deciding adds to each cycle of a rule."""
+    """:func:`spent_by_rule`, and what the best choice of each cycle would have made."""
     n, warm, every = len(traces), len(warm_up), [*warm_up, *traces]
     settings, mean = simulator.settings, simulator.model_mean
-    spent = dict[str, Spent]()
-    for name, by in {**rivals(settings.model_draft_tokens), HYBRID: Method(HYBRID, policy)}.items():
-        learned = name == HYBRID and policy.kind == "survival"
-        cycles, _ = simulator.decode(traces, by, warm_up, floor=Floor(True) if learned else None)
-        times = cycles.times(simulator.costs) + router_us(name)
-        spent[name] = by_trace(cycles.trace, n, cycles.committed, times)
+    spent = spent_by_rule(traces, policy, simulator, warm_up, router_us)
     prices = [Prices(simulator.costs, settings)] * len(every)
     best = list(foreseen(every, prices, settings, mean, warm))
     index = np.array([c.trace - warm for c, _ in best], np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,7 +76,8 @@ def test_every_rule_decodes_the_same_answers_and_the_figures_repeat() -> None:
         assert all(r["low"] <= r["ratio"] <= r["high"] for r in one["over"].values())
     assert found["kinds"]["agents"]["over"]["greedy"]["low"] > 1.0, "copied text is copied"
     said = json.dumps(found)
-    assert not any(str(trace.prompt[0]) in said for some in ANSWERS.values() for trace in some)
+    texts = [ids for some in ANSWERS.values() for t in some for ids in (t.prompt, t.output)]
+    assert not any(json.dumps(ids[:2])[1:-1] in said for ids in texts), "no token leaves the run"
 
 
 def test_prices_are_the_workers_and_without_any_nothing_is_claimed() -> None:
@@ -91,6 +93,12 @@ def test_prices_are_the_workers_and_without_any_nothing_is_claimed() -> None:
     for ledger in (Ledger(), recorded()):
         assert replayed(ledger, PHASES, ANSWERS, silent) == {}
     assert replayed(measured(), PHASES, {}, silent) == {}
+    single = {
+        name: [replace(t, output=t.output[:1]) for t in some] for name, some in ANSWERS.items()
+    }
+    few = {name: some[:3] for name, some in ANSWERS.items()}
+    for answers in (single, few):
+        assert replayed(measured(), PHASES, answers, silent)["kinds"] == {}
 
 
 def test_model_drafts_are_drawn_from_the_acceptance_that_was_measured() -> None:
