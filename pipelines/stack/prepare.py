@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from pipelines import embedded
@@ -42,23 +43,19 @@ def prepare() -> list[str]:
     names = [n for file in configs for n in json.loads(file.read_text()).get("architectures", ())]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
-    running = {
-        what: subprocess.Popen(
-            [sys.executable, "-c", program, *arguments], env=environment,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for what, program, arguments in (("vLLM", VLLM, names), ("the services", SERVICES, ()))
-    }  # fmt: skip
-    failed = []
-    try:
-        for what, process in running.items():
-            said = process.communicate()[1].strip().splitlines()
-            if process.returncode:
-                failed.append(f"{what} could not be prepared: {said[-1] if said else 'no reason'}")
-    finally:
-        for process in running.values():
-            process.kill()  # interrupted
-    return failed
+
+    def run(what: str, program: str, *arguments: str) -> str:
+        command = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        said = [*done.stderr.strip().splitlines()[-1:], "no reason"]
+        return f"{what} could not be prepared: {said[0]}" if done.returncode else ""
+
+    with ThreadPoolExecutor() as threads:  # an interrupt reaches both, which end then
+        started = [
+            threads.submit(run, "vLLM", VLLM, *names),
+            threads.submit(run, "what serves and learns", SERVICES),
+        ]
+    return [sentence for one in started if (sentence := one.result())]
 
 
 if __name__ == "__main__":

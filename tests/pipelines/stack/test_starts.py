@@ -64,6 +64,7 @@ def test_what_cannot_be_prepared_is_a_sentence_and_the_rest_is_prepared(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_byte_code_compiled_loops_and_vllms_look_at_the_models_are_there_before_the_first_start(
     expanded_model, tmp_path, monkeypatch
 ) -> None:
