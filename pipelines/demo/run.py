@@ -27,7 +27,7 @@ from decoder.contracts.errors import ProcessError, RegistryError
 from decoder.policy.probes import to_bytes
 from pipelines.demo import breakage
 from pipelines.demo.replay import replayed
-from pipelines.demo.summary import Run, Summary, lesson, rule_tables, summarise
+from pipelines.demo.summary import Run, Summary, lesson, rule_tables, rule_tiles, summarise
 from pipelines.demo.traffic import PLANS, Plan, Traffic, plain_step_s, planned
 from pipelines.policy import moves
 from pipelines.reports import Shown, write_json, write_text
@@ -150,6 +150,7 @@ def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
     made = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s on {summary['machine']}."
     sentences = [{"text": s} for s in (*summary["sentences"], *summary["failings"], made)]
     page = record(ledger, f"Adaptive decoding: a demo run, {summary['date'][:10]}", sentences)
+    page["tiles"] += rule_tiles(summary)
     page["tables"] = [*rule_tables(summary), *page["tables"]]
     write_json(summary, folder / "summary.json")
     write_text(render(page), folder / "report.html")

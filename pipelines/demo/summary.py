@@ -239,6 +239,18 @@ def _rules(summary: Summary) -> str:
     )
 
 
+def rule_tiles(summary: Summary) -> list[dict[str, str]]:
+    """The ratio over the best rule of each kind of traffic, in virtual time, as tiles."""
+    tiles = []
+    for kind, found in summary["virtual"].get("kinds", {}).items():
+        best = ends_of(found["over"])[0]
+        detail = f"{_interval(found['over'][best])}, {name_of(best)}"
+        label = f"{kind}, in virtual time, over the best of {len(found['over'])} rules"
+        value = f"{found['over'][best]['ratio']:.2f}"
+        tiles.append({"id": f"rules_{kind}", "label": label, "value": value, "detail": detail})
+    return tiles
+
+
 def rule_tables(summary: Summary) -> list[dict[str, Any]]:
     """What every rule made of the same answers, as a table of the page; none where none was."""
     kinds = summary["virtual"].get("kinds", {})

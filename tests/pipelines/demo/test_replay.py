@@ -132,6 +132,7 @@ def test_the_headline_names_best_and_worst_of_agents_and_conversation(tmp_path) 
     page = (tmp_path / "report.html").read_text()
     assert "In virtual time: tokens a second over those of each rule" in page
     assert all(name_of(rule) in page for rule in rivals(4))
+    assert "agents, in virtual time, over the best of 12 rules" in page
     assert HYBRID not in virtual["kinds"]["agents"]["over"]
 
 
