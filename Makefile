@@ -28,7 +28,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMPS)/model ## install everything into .venv and prepare the embedded model (EXTRA=cuda on a GPU machine)
+setup: $(STAMPS)/prepared ## install everything into .venv and prepare the embedded model (EXTRA=cuda on a GPU machine)
 
 rival: setup $(STAMPS)/native-$(EXTRA) ## build stock suffix decoding, for bench serve and tests that compare with it (takes a C++ compiler)
 
@@ -126,4 +126,8 @@ $(STAMPS)/project-cuda: pyproject.toml | $(STAMPS)/packages-cuda
 
 $(STAMPS)/model: $(STAMPS)/project-$(EXTRA)
 	$(HVD) model
+	@touch $@
+
+$(STAMPS)/prepared: $(STAMPS)/model
+	$(BIN)/python -m pipelines.stack.prepare
 	@touch $@

@@ -118,16 +118,16 @@ def up(
 @app.command()
 def demo(
     minutes: Annotated[
-        float | None, typer.Option(min=0.5, help="Minutes of traffic at most; default: 7, or less.")
+        float | None, typer.Option(min=0.5, help="Minutes of traffic at most; default: 6.5.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Serve, learn and watch for a few minutes; writes reports/demo/report.html.
 
-    Needs no network, no GPU and no free port, and takes eight minutes on two
-    cores. A phase ends once it has pairs enough, or with its share of nine
-    minutes. Exit status 1: a request failed, an event was lost, or a part died.
-    What the time was too short to show is said, and no failure.
+    Needs no network, no GPU and no free port, and takes about nine minutes on
+    two cores. A slow machine leaves phases out, and says which. At the end each
+    rule decodes the answers once more in virtual time. Exit status 1: a request
+    failed, an event was lost, or a part died; what could not be shown is said.
     Example: hvd demo --minutes 5
     """
     from pipelines.demo import run as whole

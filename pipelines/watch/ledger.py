@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final, Self, TypeVar
@@ -22,7 +23,7 @@ from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
-from decoder.contracts.trials import Round, decode_round
+from decoder.contracts.trials import MODEL, Round, decode_round
 from decoder.kafka.clients import (
     AWAY,
     close,
@@ -36,7 +37,10 @@ from decoder.kafka.clients import (
 ARMS: Final = ("cache", "model", "none")
 OWN: Final = ("", CHAMPION)
 """Sides of steps that the policy in force decided: outside of trials, and in its blocks of them."""
-NUMBERS: Final = ("number", "time", "policy_version", "draft_len", "predicted", "accepted")
+NUMBERS: Final = (
+    *("number", "time", "policy_version", "draft_len", "predicted", "accepted"),
+    *("verified_len", "model_accepted"),
+)
 KEPT_NUMBERS: Final = 100_000
 """Events whose numbers are remembered: a record that is sent twice comes within seconds."""
 
@@ -121,13 +125,16 @@ class Ledger:
         numbers = (batch.numbers[name].tolist() for name in NUMBERS)
         names = (batch.names[name] for name in ("arm", "side", "censored"))
         for event in zip(*numbers, *names, strict=True):
-            number, at, version, length, foreseen, accepted, arm, side, censored = event
+            number, at, version, length, foreseen, accepted, verified, model, *names_of = event
+            arm, side, censored = names_of
             if (batch.origin.life, number) in self._numbers:
                 continue
             self._numbers[batch.origin.life, number] = None
             self.seen += 1
+            held = self._seconds.setdefault(int(at), Counter())
+            if side == arm == MODEL and not math.isnan(model):
+                held[MODEL, int(verified), int(model)] += 1
             if side in OWN:
-                held = self._seconds.setdefault(int(at), Counter())
                 held[arm] += 1
                 if length and not censored:
                     told = (1, foreseen, accepted, abs(foreseen - accepted))
@@ -152,8 +159,23 @@ class Ledger:
         """By policy version, of its cache drafts between two times that were labelled to the end;
         in whole seconds."""
         sums = self.sums(began, ended)
-        counts = {key[0]: n for key, n in sums.items() if isinstance(key, tuple) and not key[1]}
+        counts = {
+            key[0]: n for key, n in sums.items() if isinstance(key, tuple) and key[1:] == (0,)
+        }
         return {v: Foresight(n, *(sums[v, i] / n for i in (1, 2, 3))) for v, n in counts.items()}
+
+    def acceptance(self, spans: Iterable[tuple[float, float]], length: int) -> list[float]:
+        """The chance [length] that each token of a model draft was accepted, given that those
+        before it were, in spans of time; of EAGLE3 decoding, which drafts wherever it decides. A
+        place without any counts as one of two."""
+        at_risk, accepted = [2] * length, [1] * length
+        for began, ended in spans:
+            for key, drafts in self.sums(began, ended).items():
+                if isinstance(key, tuple) and key[0] == MODEL:
+                    for place in range(min(key[1], key[2] + 1, length)):
+                        at_risk[place] += drafts
+                        accepted[place] += drafts * (place < key[2])
+        return [right / all_ for right, all_ in zip(accepted, at_risk, strict=True)]
 
     def add_status(self, status: WorkerStatus | LearnerStatus) -> None:
         """Keep a worker's status, or one of the learner of its scope."""

@@ -17,7 +17,8 @@ from decoder.contracts.errors import TraceError
 from learner.home import lock
 from pipelines import embedded, machine
 from pipelines.lab.drafter.compose import FEW, load, write
-from pipelines.lab.replay.traces import Trace, read
+from pipelines.lab.replay.traces import read
+from pipelines.replay.engine import Trace
 from pipelines.reports import Step, write_text
 
 AT_ONCE: Final = 16
