@@ -17,9 +17,9 @@ from learner.comparison import Comparison, Kind, Outcome
 from learner.registry import Standing
 from learner.settings import LearnerSettings
 
-EARLY: Final = 64
-"""Rounds kept until their trial is known: a learner looks at aliases and policies every few
-seconds."""
+EARLY: Final = 256
+"""Rounds kept until their trial is known, a kilobyte each at most: a learner looks at aliases and
+policies every few seconds. Of a fleet that plays more meanwhile the newest count."""
 
 
 @dataclass
