@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from decoder.core.payoff.memory import (
-    COUNT,
     KINDS,
     LEAST,
     MEMORY_BYTES,
@@ -118,7 +117,7 @@ def test_a_memory_is_what_a_dictionary_with_as_many_slots_is() -> None:
                 key, entry[1] * 0.8 + 1.0, entry[2] * 0.8 + np.log1p(accepted),
                 entry[3] * 0.8 + accepted / length,
             ]  # fmt: skip
-    assert memories.payoffs.tables[row, COUNT] == sum(map(len, known))
+    assert memories.payoffs.memories["count"][row] == sum(map(len, known))
     for _ in range(300):
         keys = [int(rng.choice([e[0] for e in list(entries.values())[:50]])) for entries in known]
         expected: list[float] = []

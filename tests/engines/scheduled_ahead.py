@@ -96,7 +96,7 @@ class Ahead(Scheduled):
             at = len(self.texts[name])
             model = [*self.script(name)[at : at + self.right], *[1] * length][:length]
             self.device[name] = list(given) or [int(token) for token in model]
-        self.adapter.drafted(names, lengths, plan.k if any(plan.rooms) else 0)
+        self.adapter.drafted(lengths, plan.k if any(plan.rooms) else 0)
         self.longest_seen = max(self.longest_seen, *lengths)
         made = ModelRunnerOutput(names, {n: i for i, n in enumerate(names)}, sampled)
         setattr(made, VERIFIED, verified)

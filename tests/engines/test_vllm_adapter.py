@@ -76,9 +76,9 @@ def drafted(e: Scheduled) -> list[tuple[list[str], list[int], int]]:
     """Note what the router is told after each drafting."""
     told, take = [], e.worker.router.drafted
 
-    def noting(names: Sequence[str], lengths: Sequence[int], k: int) -> None:
-        told.append((list(names), list(lengths), k))
-        take(names, lengths, k)
+    def noting(report: Any, lengths: Sequence[int], k: int) -> None:
+        told.append((list(report.names), list(lengths), k))
+        take(report, lengths, k)
 
     e.worker.router.drafted = noting  # type: ignore[method-assign]
     return told
@@ -88,17 +88,12 @@ def observed(e: Scheduled) -> list[tuple[str, int, int, int]]:
     """Note what the router is told after each verification: name, verified, length, and before."""
     told, take = [], e.worker.router.observe
 
-    def noting(outcomes: Any, tokens: int, usual: bool = True) -> None:
-        told.extend(
-            zip(
-                outcomes.names,
-                outcomes.verified.tolist(),
-                outcomes.lengths.tolist(),
-                (outcomes.lengths - np.diff(outcomes.ends, prepend=0)).tolist(),
-                strict=True,
-            )
-        )
-        take(outcomes, tokens, usual)
+    def noting(report: Any) -> None:
+        rows = report.advanced
+        before = rows["length"] - np.diff(rows["end"], prepend=0)
+        columns = (rows["verified"].tolist(), rows["length"].tolist(), before.tolist())
+        told.extend(zip(report.names, *columns, strict=True))
+        take(report)
 
     e.worker.router.observe = noting  # type: ignore[method-assign]
     return told

@@ -21,10 +21,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from decoder.complaints import Complaints
 from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
-from decoder.core.requests import Decisions, Outcomes
+from decoder.core.requests import Decisions, StepReport
 from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
@@ -75,6 +76,7 @@ class Adapter:
         self._longest = longest
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
+        self._chosen: tuple[StepReport, list[int]] | None = None
         self._steps = 0
         self._closed = False
 
@@ -104,7 +106,7 @@ class Adapter:
         Args:
             sampled: tokens committed by row; none where a prompt is only partly read.
         """
-        self.ended = None
+        self.ended = self._chosen = None
         names = list(runner.input_batch.req_ids)
         if self.idle:
             return Plan.nothing(len(names))
@@ -118,13 +120,15 @@ class Adapter:
         self.time(ours=False)
         return plan
 
-    def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
-        """Take in what was made of a plan: lengths as they will be verified at most, and how many
-        tokens the model drafter made."""
+    def drafted(self, lengths: Sequence[int], k: int) -> None:
+        """Take in what was made of a plan: by row of the batch the length that will be verified at
+        most, and how many tokens the model drafter made."""
         self.time(ours=True)
         if self.worker is not None and not self.idle:
             with self.sparing("the router could not be told what was drafted"):
-                self.worker.router.drafted(names, lengths, k)
+                if self._chosen is not None:
+                    report, rows = self._chosen
+                    self.worker.router.drafted(report, [lengths[row] for row in rows], k)
         self.time(ours=False)
 
     def failed(self) -> None:
@@ -161,7 +165,6 @@ class Adapter:
         router = self.worker.router
         verified = scheduler_output.scheduled_spec_decode_tokens
         scheduled = scheduler_output.num_scheduled_tokens
-        step_tokens = scheduler_output.total_num_scheduled_tokens
         requests, max_model_len = runner.requests, runner.max_model_len
         states = [requests[name] for name in names]
         lengths = [state.num_tokens for state in states]
@@ -177,80 +180,43 @@ class Adapter:
                 if not tokens:
                     waiting += state.num_tokens - state.num_computed_tokens - scheduled[name]
         stepped = names if len(rows) == len(names) else [names[row] for row in rows]
-        # Places kept or drafts refused by a grammar are marked with -1 by the scheduler.
-        really = [_really(verified.get(name, ())) for name in stepped]
-        followed = [name for name in stepped if name in slots]
+        report: StepReport | None = None
         with self.sparing("observing failed"):
-            outcomes = Outcomes.flat(
-                stepped, [sampled[row] for row in rows], really, [lengths[row] for row in rows]
+            report = router.report(
+                stepped,
+                [sampled[row] for row in rows],
+                # Places kept or drafts refused by a grammar are marked with -1 by the scheduler.
+                [_really(verified.get(name, ())) for name in stepped],
+                [lengths[row] for row in rows],
+                scheduler_output.total_num_scheduled_tokens,
             )
-            router.observe(outcomes, step_tokens, self.usual)
-        live = [name for name in followed if name in slots]
-        self.ended = {*followed}.difference(live) if len(live) < len(followed) else ()
+            followed = report.advanced["slot"] >= 0
+            report.usual, report.others = self.usual, len(stepped) - int(followed.sum())
+            router.observe(report)
+            over = np.flatnonzero(followed & (report.advanced["slot"] < 0))
+            self.ended = [stepped[place] for place in over.tolist()]
+        if report is None:
+            return Plan.nothing(len(names))
         known = runner.input_batch.vocab_size
         chosen: Decisions | None = None
         with self.sparing("choosing drafts failed: this step goes on without drafts"):
             budget = runner.scheduler_config.max_num_scheduled_tokens
-            most = room(len(names), known, budget, waiting, full=step_tokens >= budget)
+            most = room(len(names), known, budget, waiting, full=report.step_tokens >= budget)
             if not runner.scheduler_config.enable_chunked_prefill:
                 self._steps += 1  # a prompt that is read whole may need all the room there is
                 most *= self._steps % DRAFTS_SHARE > 0
-            others = len(rows) - len(followed)
-            beside = min(waiting, max(budget - len(live) - others, 0))
-            chosen = router.choose(live, most, self.unread, others=others, beside=beside)
+            report.budget, report.unable = most, self.unread
+            report.waiting, report.capacity = waiting, budget
+            chosen = router.choose(report)
         if chosen is None:
             return Plan.nothing(len(names))
+        self._chosen = report, rows
         end = runner.effective_drafter_max_model_len if self.has_model else 0
-        most_of = self._longest_of(states, longest)
-        given, rooms = self._given(chosen, names, live, lengths, most_of, end, known)
-        k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
-        return Plan(given, rooms, k)
-
-    def _given(
-        self,
-        chosen: Decisions,
-        names: Sequence[str],
-        live: Sequence[str],
-        lengths: Sequence[int],
-        most_of: Sequence[int],
-        end: int,
-        vocabulary: int,
-    ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-        """The cache draft of each request, and tokens of a model draft that it may have.
-
-        A cache draft ends before the first token that the target has no logit for: a prompt may
-        hold such marks.
-
-        Args:
-            live: those that ``chosen`` is of, in the order of ``names``.
-            lengths: tokens of each request.
-            most_of: draft tokens of each at most.
-            end: tokens of a request that the drafter reaches to.
-        """
-        most = np.array(most_of)
-        rooms = np.zeros(len(names), np.int64)
-        lens = np.zeros(len(names), np.int64)
-        place = np.arange(len(names))
-        if len(live) < len(names):
-            alive = {*live}
-            place = np.array([row for row, n in enumerate(names) if n in alive], np.int64)
-        drafts = np.zeros(len(names), np.int64)
-        lens[place], drafts[place] = chosen.lengths, chosen.drafts
-        lens = np.minimum(lens, most)
-        asked = chosen.rooms * (chosen.arms == MODEL)
-        rooms[place] = np.minimum(asked, end - np.array(lengths)[place])
-        rooms = np.maximum(np.minimum(rooms, most), 0)
-        tokens = chosen.tokens[:, : int(lens.max(initial=0))]
-        strange = tokens.view(np.uint32) >= vocabulary  # or below 0
-        if strange.any():
-            first = np.where(strange.any(1), strange.argmax(1), tokens.shape[1])
-            lens = np.minimum(lens, first[drafts])
-        listed = tokens.tolist()
-        given = tuple(
-            tuple(listed[draft][:length]) if length else ()
-            for draft, length in zip(drafts.tolist(), lens.tolist(), strict=True)
-        )
-        return given, tuple(rooms.tolist())
+        most_of = np.array(self._longest_of(states, longest))[rows]
+        reach = end - report.advanced["length"]
+        given, rooms = _given(chosen, most_of, reach, known)
+        k = min(int(rooms.max(initial=0)), self.worker.settings.model_draft_tokens)
+        return Plan.of(len(names), rows, given, rooms.tolist(), k)
 
     def _longest_of(self, states: Sequence[Any], longest: int) -> list[int]:
         """Draft tokens of each request at most."""
@@ -282,8 +248,8 @@ class Adapter:
     def time(self, ours: bool) -> None:
         """Say whether what follows is done by us, or by vLLM and its drafter."""
         if self.worker is not None:
-            underway = self.worker.router.underway
-            underway.enter() if ours else underway.leave()
+            timer = self.worker.router.timer
+            timer.enter() if ours else timer.leave()
 
     def _count(self, what: str) -> None:
         """Count and log the exception being handled."""
@@ -298,6 +264,33 @@ class Adapter:
             yield
         except Exception:  # noqa: BLE001 - told by the complaints
             self._count(what)
+
+
+def _given(
+    chosen: Decisions, most: NDArray[np.int64], reach: NDArray[np.int64], vocabulary: int
+) -> tuple[list[list[int]], NDArray[np.int64]]:
+    """The cache draft of each request, and tokens of a model draft that it may have.
+
+    A cache draft ends before the first token that the target has no logit for: a prompt may hold
+    such marks.
+
+    Args:
+        most: draft tokens of each at most.
+        reach: tokens of each that the drafter has room for.
+    """
+    lens = np.minimum(chosen.lengths, most)
+    asked = chosen.rooms * (chosen.arms == MODEL)
+    rooms = np.maximum(np.minimum(np.minimum(asked, reach), most), 0)
+    tokens = chosen.tokens[:, : int(lens.max(initial=0))]
+    strange = tokens.view(np.uint32) >= vocabulary  # or below 0
+    if strange.any():
+        first = np.where(strange.any(1), strange.argmax(1), tokens.shape[1])
+        lens = np.minimum(lens, first[chosen.drafts])
+    listed = tokens.tolist()
+    return [
+        listed[draft][:length] if length else []
+        for draft, length in zip(chosen.drafts.tolist(), lens.tolist(), strict=True)
+    ], rooms
 
 
 def _really(tokens: Sequence[int]) -> int:

@@ -28,7 +28,6 @@ from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
-from decoder.drafting.pages import FILLED
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.vllm.v1.adapter import V1Adapter
 from decoder.policy.first import first_policy
@@ -265,7 +264,7 @@ def measure(
     per_cycle = engine.tokens / engine.cycles
     cold, _ = _steps(engine, clock, steps // 2, np.zeros(CACHES, np.uint8))
     assert engine.router.cache is not None
-    held, written = engine.router.cache.held_bytes, engine.router.cache.pool.links[:, FILLED].sum()
+    held, written = engine.router.cache.held_bytes, engine.router.cache.pool.pages["filled"].sum()
     longest, spent = _long_prompts(engine, long_prompts, beside)
     return {
         f"step_us_per_request_batch{requests}": float(np.median(whole)),

@@ -93,7 +93,7 @@ class V1Adapter(Adapter):
             return [[] for _ in names]
         made = self._made(scheduler_output, names, plan, draft)
         drafts = plan.proposals(made)
-        self.drafted(names, [len(tokens) for tokens in drafts], plan.k if any(made) else 0)
+        self.drafted([len(tokens) for tokens in drafts], plan.k if any(made) else 0)
         return drafts
 
     def failed(self) -> None:

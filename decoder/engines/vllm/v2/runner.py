@@ -145,7 +145,7 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         if made is None:
             plan = dataclasses.replace(plan, k=0)
         lengths = self.batch.chosen(names, plan)
-        self.adapter.drafted(names, lengths, plan.k)
+        self.adapter.drafted(lengths, plan.k)
         given = np.full((len(names), self.num_speculative_steps), -1, np.int64)
         for row, tokens in zip(given, plan.given, strict=True):
             row[: len(tokens)] = tokens
