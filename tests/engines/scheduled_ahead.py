@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +71,7 @@ class Ahead(Scheduled):
         from decoder.engines.vllm.v2.scheduler import VERIFIED
 
         self.preemptions += len(out.preempted_req_ids or ())
-        self.adapter.before_step(self.batch, out)
+        self.adapter.before_step(out.finished_req_ids)
         self.batch.begin(out)
         untouched = dict(out.num_scheduled_tokens), dict(out.scheduled_spec_decode_tokens)
         step = self.batch.trimmed(out)
@@ -80,7 +81,7 @@ class Ahead(Scheduled):
             self.computed[new.req_id] = new.num_computed_tokens
         if not step.total_num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT
-        self.adapter.during_step(self.batch)
+        self.adapter.during_step(exposed=True)
         drafts = step.scheduled_spec_decode_tokens
         names = sorted(step.num_scheduled_tokens, key=lambda name: not drafts.get(name))
         sampled = [
@@ -89,8 +90,9 @@ class Ahead(Scheduled):
         ]
         verified = self.batch.verified
         self.batch.commit(names, sampled)
-        seen = self.batch.seen(out.num_spec_tokens_to_schedule)
-        plan = self.adapter.decide(self.batch, seen, sampled)
+        most = out.num_spec_tokens_to_schedule
+        step = functools.partial(self.batch.report, names, sampled, most)
+        plan = self.adapter.decide(len(names), step)
         lengths = self.batch.chosen(names, plan)
         for name, given, length in zip(names, plan.given, lengths, strict=True):
             at = len(self.texts[name])

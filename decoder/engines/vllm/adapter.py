@@ -16,7 +16,7 @@ at most once a minute.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +27,7 @@ from decoder.complaints import Complaints
 from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
 from decoder.core.requests import Decisions, StepReport
 from decoder.engines.vllm.asked import options_of, text_of
+from decoder.engines.vllm.batch_step import BatchStep
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
 from decoder.policy.pricing import NOMINAL
@@ -41,10 +42,7 @@ RESTARTS: Final = 2
 
 
 class Adapter:
-    """The hybrid of one model runner; all its state is here.
-
-    Its methods take what vLLM's own ``GPUModelRunner`` and ``SchedulerOutput`` have, read only.
-    """
+    """The hybrid of one model runner; all its state is here."""
 
     def __init__(
         self,
@@ -80,10 +78,10 @@ class Adapter:
         self._steps = 0
         self._closed = False
 
-    def before_step(self, runner: Any, scheduler_output: Any) -> None:
+    def before_step(self, ended: Collection[str]) -> None:
         """Let go of the requests that ended."""
         self.time(ours=True)
-        for name in scheduler_output.finished_req_ids:
+        for name in ended:
             # Ends by limit or stop token were seen when they were committed; what is left ended
             # by a stop string or by the client.
             if self.worker is not None:
@@ -92,29 +90,32 @@ class Adapter:
             self._restarts.pop(name, None)
         self.time(ours=False)
 
-    def during_step(self, runner: Any) -> None:
-        """Do what the next choice can do without; on a GPU the target's pass has just begun."""
+    def during_step(self, exposed: bool) -> None:
+        """Do what the next choice can do without; on a GPU the target's pass has just begun.
+
+        Args:
+            exposed: whether the engine waits for it.
+        """
         if self.worker is None:
             return
         with self.sparing("bookkeeping failed"):
-            self.worker.router.settle(exposed=runner.device.type == "cpu")
+            self.worker.router.settle(exposed)
 
-    def decide(self, runner: Any, scheduler_output: Any, sampled: Sequence[Sequence[int]]) -> Plan:
-        """Observe what the step committed, and choose what to draft next for the requests of the
+    def decide(self, size: int, step: Callable[[], BatchStep]) -> Plan:
+        """Observe what a step committed, and choose what to draft next for the requests of the
         batch, in its order. :meth:`drafted` is to be told what came of it.
 
         Args:
-            sampled: tokens committed by row; none where a prompt is only partly read.
+            size: requests of the batch.
+            step: reports it; called on the rank that leads.
         """
         self.ended = self._chosen = None
-        names = list(runner.input_batch.req_ids)
         if self.idle:
-            return Plan.nothing(len(names))
+            return Plan.nothing(size)
         self.time(ours=True)
-        longest = min(self._longest, scheduler_output.num_spec_tokens_to_schedule)
         plan = self.ranks.agree(
-            len(names),
-            lambda: self._decided(runner, scheduler_output, sampled, names, longest),
+            size,
+            lambda: self._decided(step()),
             lambda: self._count("choosing drafts failed: this step goes on without drafts"),
         )
         self.time(ours=False)
@@ -153,70 +154,63 @@ class Adapter:
                 self.worker.close()
                 self._closed = True
 
-    def _decided(
-        self,
-        runner: Any,
-        scheduler_output: Any,
-        sampled: Sequence[Sequence[int]],
-        names: Sequence[str],
-        longest: int,
-    ) -> Plan:
+    def _decided(self, step: BatchStep) -> Plan:
         assert self.worker is not None, "only the rank that leads decides"
-        router = self.worker.router
-        verified = scheduler_output.scheduled_spec_decode_tokens
-        scheduled = scheduler_output.num_scheduled_tokens
-        requests, max_model_len = runner.requests, runner.max_model_len
-        states = [requests[name] for name in names]
-        lengths = [state.num_tokens for state in states]
-        slots = router.table.slots
-        for row in [row for row, name in enumerate(names) if name not in slots]:
-            if self._restarts.get(names[row], 0) < RESTARTS:
+        slots, size = self.worker.router.table.slots, len(step.names)
+        for row in [row for row, name in enumerate(step.names) if name not in slots]:
+            if self._restarts.get(step.names[row], 0) < RESTARTS:
                 with self.sparing("a request could not be taken up"):
-                    self._take_up(row, names[row], len(sampled[row]), runner, max_model_len)
-        rows = [row for row, tokens in enumerate(sampled) if tokens]
-        waiting = 0  # tokens of prompts only partly read: nothing of them was committed yet
-        if len(rows) < len(names):
-            for state, name, tokens in zip(states, names, sampled, strict=True):
-                if not tokens:
-                    waiting += state.num_tokens - state.num_computed_tokens - scheduled[name]
-        stepped = names if len(rows) == len(names) else [names[row] for row in rows]
-        report: StepReport | None = None
-        with self.sparing("observing failed"):
-            report = router.report(
-                stepped,
-                [sampled[row] for row in rows],
-                # Places kept or drafts refused by a grammar are marked with -1 by the scheduler.
-                [_really(verified.get(name, ())) for name in stepped],
-                [lengths[row] for row in rows],
-                scheduler_output.total_num_scheduled_tokens,
-            )
-            followed = report.advanced["slot"] >= 0
-            report.usual, report.others = self.usual, len(stepped) - int(followed.sum())
-            router.observe(report)
-            over = np.flatnonzero(followed & (report.advanced["slot"] < 0))
-            self.ended = [stepped[place] for place in over.tolist()]
+                    self._take_up(row, step)
+        rows = [row for row, tokens in enumerate(step.sampled) if tokens]
+        report = self._observed(step, rows)
         if report is None:
-            return Plan.nothing(len(names))
-        known = runner.input_batch.vocab_size
+            return Plan.nothing(size)
         chosen: Decisions | None = None
         with self.sparing("choosing drafts failed: this step goes on without drafts"):
-            budget = runner.scheduler_config.max_num_scheduled_tokens
-            most = room(len(names), known, budget, waiting, full=report.step_tokens >= budget)
-            if not runner.scheduler_config.enable_chunked_prefill:
-                self._steps += 1  # a prompt that is read whole may need all the room there is
-                most *= self._steps % DRAFTS_SHARE > 0
-            report.budget, report.unable = most, self.unread
-            report.waiting, report.capacity = waiting, budget
-            chosen = router.choose(report)
+            self._make_room(report, step, rows)
+            chosen = self.worker.router.choose(report)
         if chosen is None:
-            return Plan.nothing(len(names))
+            return Plan.nothing(size)
         self._chosen = report, rows
-        end = runner.effective_drafter_max_model_len if self.has_model else 0
-        most_of = np.array(self._longest_of(states, longest))[rows]
-        reach = end - report.advanced["length"]
-        given, rooms = _given(chosen, most_of, reach, known)
+        end = step.limits.drafter_len if self.has_model else 0
+        most = np.array(self._longest_of(step.states, min(self._longest, step.longest)))[rows]
+        given, rooms = _given(chosen, most, end - report.advanced["length"], step.limits.vocabulary)
         k = min(int(rooms.max(initial=0)), self.worker.settings.model_draft_tokens)
-        return Plan.of(len(names), rows, given, rooms.tolist(), k)
+        return Plan.of(size, rows, given, rooms.tolist(), k)
+
+    def _observed(self, step: BatchStep, rows: Sequence[int]) -> StepReport | None:
+        """The report of a step that advanced these ``rows``, as far as the router takes it in."""
+        assert self.worker is not None, "only the rank that leads decides"
+        router, names, report = self.worker.router, [step.names[row] for row in rows], None
+        with self.sparing("observing failed"):
+            report = router.report(
+                names,
+                [step.sampled[row] for row in rows],
+                [step.verified.get(name, 0) for name in names],
+                [step.states[row].num_tokens for row in rows],
+                step.step_tokens,
+            )
+            followed = report.advanced["slot"] >= 0
+            report.usual, report.others = self.usual, len(rows) - int(followed.sum())
+            router.observe(report)
+            over = np.flatnonzero(followed & (report.advanced["slot"] < 0))
+            self.ended = [names[place] for place in over.tolist()]
+        return report
+
+    def _make_room(self, report: StepReport, step: BatchStep, rows: Sequence[int]) -> None:
+        """Fill in what the next step has room for. Mutates ``report``."""
+        waiting = 0  # tokens of prompts only partly read: nothing of them was committed yet
+        if len(rows) < len(step.names):
+            for state, name, tokens in zip(step.states, step.names, step.sampled, strict=True):
+                if not tokens:
+                    waiting += state.num_tokens - state.num_computed_tokens - step.scheduled[name]
+        limits, most = step.limits, step.limits.step_tokens
+        full = step.step_tokens >= most
+        report.budget = room(len(step.names), limits.vocabulary, most, waiting, full=full)
+        if not limits.chunked:
+            self._steps += 1  # a prompt that is read whole may need all the room there is
+            report.budget *= self._steps % DRAFTS_SHARE > 0
+        report.unable, report.waiting, report.capacity = self.unread, waiting, most
 
     def _longest_of(self, states: Sequence[Any], longest: int) -> list[int]:
         """Draft tokens of each request at most."""
@@ -231,18 +225,19 @@ class Adapter:
         few = min(longest, under_grammar(sum(bound), table.time(len(states))))
         return [few if is_bound else longest for is_bound in bound]
 
-    def _take_up(self, row: int, name: str, sampled: int, runner: Any, max_model_len: int) -> None:
+    def _take_up(self, row: int, step: BatchStep) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""
         assert self.worker is not None, "only the rank that leads decides"
-        state = runner.requests[name]
-        text = text_of(state, runner.input_batch.token_ids_cpu[row], sampled)
+        state, name = step.states[row], step.names[row]
+        text = text_of(state, step.ids_of(row), len(step.sampled[row]))
         if text is None:
             return
         prompt, output = text
         if output:
             self._restarts[name] += 1
         assert self._identities is not None
-        options = options_of(name, state.sampling_params, max_model_len, self._identities)
+        asked, longest = state.sampling_params, step.limits.max_model_len
+        options = options_of(name, asked, longest, self._identities)
         self.worker.router.start(name, prompt, options, output)
 
     def time(self, ours: bool) -> None:
@@ -291,8 +286,3 @@ def _given(
         listed[draft][:length] if length else []
         for draft, length in zip(chosen.drafts.tolist(), lens.tolist(), strict=True)
     ], rooms
-
-
-def _really(tokens: Sequence[int]) -> int:
-    """How many of ``tokens`` are any."""
-    return len(tokens) - tokens.count(-1) if tokens else 0

@@ -143,7 +143,6 @@ class Engine:
             req_ids=self.names, vocab_size=VOCABULARY, token_ids_cpu=list[Any]()
         )
         self.max_model_len = self.effective_drafter_max_model_len = 1 << 20
-        self.device = SimpleNamespace(type="cuda")  # which does not wait for what settles
         self.scheduler_config = SimpleNamespace(
             max_num_scheduled_tokens=1 << 14, enable_chunked_prefill=True
         )
@@ -181,9 +180,9 @@ class Engine:
     def step(self) -> None:
         """One step; then new requests come in the places of those that are done."""
         drafts = {name: self._drafts.get(name, []) for name in self.names}
-        self.adapter.before_step(self, self)
+        self.adapter.begin_step(self)
         self.finished_req_ids = set()
-        self.adapter.during_step(self)
+        self.adapter.during_step(exposed=False)
         sampled = [self._verify(name, draft) for name, draft in drafts.items()]
         self.scheduled_spec_decode_tokens = {n: [0] * len(draft) for n, draft in drafts.items()}
         self.num_scheduled_tokens = {n: 1 + len(draft) for n, draft in drafts.items()}
@@ -255,7 +254,7 @@ def measure(
     engine, clock = Engine(requests, prompt, loops), Clock()
     for verb in ("observe", "choose", "drafted", "settle"):
         setattr(engine.router, verb, clock.timed(verb, getattr(engine.router, verb)))
-    for call in ("before_step", "during_step", "propose"):
+    for call in ("begin_step", "during_step", "propose"):
         setattr(engine.adapter, call, clock.timed("adapter", getattr(engine.adapter, call)))
     parts, walls = _steps(engine, clock, SETTLED + steps)
     parts, walls = parts[SETTLED:], walls[SETTLED:]

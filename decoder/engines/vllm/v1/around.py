@@ -57,12 +57,12 @@ def full_graphs_of_plain_steps(runner: Any) -> None:
 def _execute_model(
     original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    adapter = adapter_of(runner)
+    adapter: Any = adapter_of(runner)
     if adapter is None:
         return original(runner, scheduler_output, *args, **kwargs)
-    adapter.before_step(runner, scheduler_output)
+    adapter.begin_step(scheduler_output)
     result = original(runner, scheduler_output, *args, **kwargs)
-    adapter.during_step(runner)
+    adapter.during_step(exposed=runner.device.type == "cpu")
     return result
 
 

@@ -15,6 +15,7 @@ Nothing is lost by cutting them: the scheduler takes them for refused.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
@@ -87,12 +88,12 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         if adapter is None:
             return super().execute_model(scheduler_output, *args, **kwargs)
         self.adapter = adapter
-        adapter.before_step(self.batch, scheduler_output)
+        adapter.before_step(scheduler_output.finished_req_ids)
         with adapter.sparing("requests could not be followed"):
             self.batch.begin(scheduler_output)
         trimmed = self.batch.trimmed(scheduler_output)
         result = super().execute_model(trimmed, *args, **kwargs)
-        adapter.during_step(self.batch)
+        adapter.during_step(exposed=self.device.type == "cpu")
         return result
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -138,7 +139,8 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         sampled = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
         with self.adapter.sparing("what was committed could not be followed"):
             self.batch.commit(names, sampled)
-        return self.adapter.decide(self.batch, self.batch.seen(most), sampled)
+        step = functools.partial(self.batch.report, names, sampled, most)
+        return self.adapter.decide(len(names), step)
 
     def drafts(self, names: list[str], plan: Plan, made: Tensor | None) -> Tensor:
         """All drafts int64 [requests, longest], -1 behind each; ``made`` are the model's."""
