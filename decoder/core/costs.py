@@ -6,8 +6,8 @@ changes. Their logarithms are the state of one Kalman filter (Kalman 1960, exten
 corrects what it tells most about: a size that nobody runs for a while keeps pace with those that
 are run, one never seen takes the deviation of its neighbours, and a step that verifies and drafts
 is credited to both as far as either is in doubt. The further a step is from what was expected, the
-less it is believed (as with Student's t), so a stalled one moves little, and what is said again
-counts.
+less it is believed (as with Student's t), and the more the pace is in doubt: so a stalled one moves
+little, and a machine that stalls for many is no price of what they verified and drafted.
 
 :class:`LiveCosts` is written by the engine's thread and read by it; ``table`` is one reference to
 an immutable value.
@@ -15,6 +15,7 @@ an immutable value.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from math import exp, isfinite, log, sqrt
 from typing import Final
@@ -30,9 +31,10 @@ GRID: Final = (
 """Tokens of a step that have a deviation of their own; that of sizes between them lies on a line. A
 step's time is flat up to a size that hangs on the machine and steep behind it, and where that bend
 lies is most of what a decision hangs on: an eighth of it is a tenth of the rate."""
-OWN: Final = 1 / 32
-"""Weight of one step in what proposing takes."""
-STALL: Final = 8.0
+OWN: Final = 32
+"""Steps of which the median and the mean are what proposing takes."""
+STALL: Final = 3.0
+"""Times the median beyond which one of them counts for no more: the process stood still."""
 REFRESH: Final = 16
 """Steps between two tables; the first of a set-up come at once."""
 
@@ -68,14 +70,17 @@ GUESS: Final = 0.1
 class LiveCosts:
     """Costs of one worker's set-up.
 
-    ``prior`` is its profile, or the nominal table; with ``live`` false it stays in force.
+    ``prior`` is its profile, or the nominal table; with ``live`` false it stays in force. With
+    ``profiled`` false it has the usual shape, of which the speed alone was measured.
 
     Of sizes that neither profile nor service has measured, the table expects twice the largest of
     those to go on with the last slope, so that they are tried, and what lies behind to take time in
     proportion to its tokens, which is the most it can: a decision never leaps to where nobody was.
     """
 
-    def __init__(self, prior: CostTable = NOMINAL, live: bool = True) -> None:
+    def __init__(
+        self, prior: CostTable = NOMINAL, live: bool = True, *, profiled: bool = True
+    ) -> None:
         self.table = prior
         self.steps = 0
         self._live = live
@@ -83,8 +88,10 @@ class LiveCosts:
         if live and not prior.drafting(1, 1):
             prior = replace(prior, draft_token_us=GUESS * prior.verify_us[0])
         self._prior = prior
-        self._measured = 1 if self._unit else prior.tokens[-1]  # tokens of the largest such step
-        self._own = prior.own_us
+        self._measured = prior.tokens[-1]  # tokens of the largest such step
+        if self._unit or not profiled:
+            self._measured = 1
+        self._own = deque[float](maxlen=OWN)  # of each request, step by step
         self._here = 0
         self._state = np.zeros(len(GRID) + 1)  # logarithms: of each size, then of drafting
         self._spread = _covariance(PACE, DEVIATION, DRAFTING)
@@ -116,6 +123,9 @@ class LiveCosts:
         surprise = log(us / expected)
         noise = NOISE * max(abs(surprise) / (BELIEVED * NOISE), 1.0)
         self._correct(self._state, self._spread, _DRIFT, below, slope, surprise, noise, _LEAST)
+        if noise > NOISE:  # the machine may be another, and less likely the drafter
+            self._spread += surprise**2
+            self._spread[-1, -1] += (slope[2] * surprise / 2.0) ** 2
         self.steps += 1
         self._here = below + (slope[1] > slope[0])
         further = tokens > self._measured
@@ -124,13 +134,17 @@ class LiveCosts:
             self.table = self._corrected()
 
     def proposed(self, rows: int, us: float) -> None:
-        """Take in what proposing and deciding took for ``rows`` requests. Mutates.
-
-        One stall counts as ``STALL`` times what is usual.
-        """
+        """Take in what proposing and deciding took for ``rows`` requests. Mutates."""
         if self._live and rows > 0 and us > 0 and isfinite(us):
-            each = us / rows
-            self._own += (min(each, STALL * self._own or each) - self._own) * OWN
+            self._own.append(us / rows)
+
+    @property
+    def own_us(self) -> float:
+        """Of a request, in the mean of the last steps; a stall counts as ``STALL`` usual ones."""
+        if not self._own:
+            return self._prior.own_us
+        usual = STALL * sorted(self._own)[len(self._own) // 2]
+        return sum(min(us, usual) for us in self._own) / len(self._own)
 
     def doubt(self, tokens: int, rows: int, drafted: int) -> float:
         """Standard deviation of the time of such a step over that of one that verifies nothing."""
@@ -197,7 +211,7 @@ class LiveCosts:
             draft_us=prior.draft_us * drafting,
             draft_token_us=prior.draft_token_us * drafting,
             draft_row_us=prior.draft_row_us * drafting,
-            own_us=self._own,
+            own_us=self.own_us,
         )
 
 

@@ -33,7 +33,7 @@ DECISION: Final = np.dtype(
         ("arm", "i4"),
         ("length", "i4"),  # tokens of a cache draft
         ("room", "i4"),  # draft tokens of any arm that the request may still use
-        ("draft", "i4"),  # the row that its cache draft is in, -1 for none
+        ("draft", "i4"),  # the row that its cache draft is in; 0 without one, too
     ],
     align=True,
 )
@@ -144,9 +144,9 @@ def open_cycle(state: State, slot: int, candidate: Any, steps: NDArray[Any]) -> 
 
 
 @compiled
-def open_label(state: State, number: int, draft: int) -> int:
+def open_label(state: State, number: int, draft: int, cached: int) -> int:
     """Keep the cache draft of a cycle until its label is known, if there is a place for it; its
-    length. Mutates."""
+    length. ``cached`` is what the cache arm verifies of it. Mutates."""
     table, offers = state.table, state.offers
     cycle, event = table.cycles[number], table.rows[number]
     request = table.requests[cycle["slot"]]
@@ -156,12 +156,25 @@ def open_label(state: State, number: int, draft: int) -> int:
     event["features"][:] = offers.features[draft]
     event["draft_len"] = length
     table.drafts[number, :length] = offers.tokens[draft, :length]
-    cycle["keys"][:] = offers.keys[draft]
+    cycle["keys"][:], cycle["cached_len"] = offers.keys[draft], cached
     table.open[cycle["slot"], request["num_open"]] = number
     request["num_open"] += 1
     counts = table.counts[0]
     counts["deepest"] = max(counts["deepest"], request["num_open"])
     return length
+
+
+@compiled
+def decide_cycle(state: State, number: int, candidate: Any, decision: Any) -> None:
+    """Fill in what a request verifies in a cycle that has its draft. Mutates."""
+    cycle, event = state.table.cycles[number], state.table.rows[number]
+    arm, drafted = candidate["arm"], event["drafted_len"]
+    count_cache_cycle(state.table.requests[cycle["slot"]], arm == CACHE and drafted > 0)
+    decision["arm"] = NONE if arm == CACHE and not drafted else arm
+    decision["length"] = drafted if arm == CACHE else 0
+    decision["room"] = drafted if arm == MODEL else candidate["room"]
+    if event["draft_len"]:
+        decision["draft"] = candidate["draft"]
 
 
 @entry_point
@@ -184,8 +197,7 @@ def open_cycles(
         of :data:`DECISION`, for each of ``slots``.
     """
     state, situation = state_of(handle), situations[0]
-    table, candidates = state.table, state.offers.candidates[:num_candidates]
-    found = 0
+    candidates, found = state.offers.candidates[:num_candidates], 0
     for i in range(num_candidates):
         found += candidates[i]["draft"] >= 0
     cached = lengths_worth(
@@ -196,27 +208,20 @@ def open_cycles(
     decided, left = np.zeros(len(slots), DECISION), situation["budget"]
     for i in range(num_candidates):
         candidate = candidates[i]
-        slot, arm, draft = slots[candidate["place"]], candidate["arm"], candidate["draft"]
-        decision = decided[candidate["place"]]
-        number, length, most = open_cycle(state, slot, candidate, steps), 0, candidate["length"]
+        number = open_cycle(state, slots[candidate["place"]], candidate, steps)
+        length, most, draft = 0, candidate["length"], candidate["draft"]
         if draft >= 0:
-            length = open_label(state, number, draft)
-            if length:
-                table.cycles[number]["cached_len"] = cached[draft]
-                decision["draft"] = draft
+            length = open_label(state, number, draft, cached[draft])
         if situation["fallback"]:
-            most = table.cycles[number]["cached_len"]
+            most = state.table.cycles[number]["cached_len"]
         drafted = 0
-        if arm == CACHE:
+        if candidate["arm"] == CACHE:
             drafted = max(min(length, most, left), 0)
-        elif arm == MODEL:
+        elif candidate["arm"] == MODEL:
             drafted = min(candidate["room"], situation["model_len"], left)
-        count_cache_cycle(table.requests[slot], arm == CACHE and drafted > 0)
-        table.rows[number]["drafted_len"] = drafted
+        state.table.rows[number]["drafted_len"] = drafted
         left -= drafted
-        decision["arm"] = NONE if arm == CACHE and not drafted else arm
-        decision["length"] = drafted if arm == CACHE else 0
-        decision["room"] = drafted if arm == MODEL else candidate["room"]
+        decide_cycle(state, number, candidate, decided[candidate["place"]])
     return decided
 
 

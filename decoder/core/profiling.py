@@ -4,6 +4,10 @@ Sizes are taken from coarse to fine, so that whatever the budget allows spans th
 every one of few tokens and then each twice the one before, next those half-way, then the quarters.
 A size that would take too much of the budget is left out with all that are larger; service measures
 them, if it ever makes them.
+
+At a start other processes start, too, and what they take is no price. So a profile is believed only
+if it holds several sizes, each of which took as long twice, and ascends as a machine can. Else it
+goes on when the machine is idle, and until then prices have the usual shape.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final
 
-from decoder.policy.pricing import FEW, MAX_TOKENS, CostTable, padded
+from decoder.core.costs import LiveCosts
+from decoder.policy.pricing import FEW, MAX_TOKENS, CostTable, nominal, padded
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +29,18 @@ SHARE: Final = 0.08
 """Of the budget that one step may take, so that there is time for many sizes and rounds."""
 ROUNDS: Final = 4
 """Times that each size is measured, where the budget allows; the fastest counts."""
+SEVERAL: Final = 4
+"""Sizes that a profile needs, or all that there are."""
+REPEATS: Final = 1.3
+"""The second fastest time of a size over the fastest, at most."""
+SINKS: Final = 0.7
+"""Least of a step's time over that of one with fewer tokens: up to ``FEW``, steps of more may take
+a little less."""
+RISES: Final = 1.5
+"""Most of a step's time over that of the next smaller one, where both are in proportion to tokens:
+nothing is dearer than one token after another."""
+
+Run = Callable[[int], None]
 
 
 def levels(most: int, graphs: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
@@ -47,65 +65,121 @@ def levels(most: int, graphs: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]
     return tuple(made)
 
 
-def profile(
-    setup: str,
-    step: Callable[[int], None],
-    draft: Callable[[int], None] | None = None,
-    *,
-    drafted: int = 1,
-    rows: Sequence[int] = (1,),
-    most: int,
-    graphs: Sequence[int] = (),
-    seconds: float = SECONDS,
-) -> CostTable:
-    """Time steps of many sizes, in rounds of all of them, and keep the fastest of each.
+class Profile:
+    """Times of an engine's steps, in seconds, of which the fastest of each size counts.
 
     Whatever else the machine does only ever adds to a time, and at start it does a lot.
-
-    Args:
-        step: runs so many tokens through the target, and waits for the device.
-        draft: makes ``drafted`` tokens for each of so many requests; None without a model drafter.
-        rows: requests that drafting is timed for, the first and the last of which make a line.
-        most: the largest step there is.
-        graphs: ascending sizes that the engine pads a step to.
-        seconds: after which no further step is timed.
     """
-    began = time.perf_counter()
-    coarse, halves, quarters = levels(most, graphs)
-    every = tuple(sorted((*coarse, *halves, *quarters)))
-    target: dict[int, float] = {}
-    drafter: dict[int, float] = {}
 
-    def timed(run: Callable[[int], None], size: int, best: dict[int, float]) -> float:
-        start = time.perf_counter()
-        run(size)
-        took = time.perf_counter() - start
-        best[size] = min(took, best.get(size, took))
-        return took
+    def __init__(
+        self,
+        setup: str,
+        *,
+        most: int,
+        graphs: Sequence[int] = (),
+        rows: Sequence[int] = (1,),
+        drafted: int = 1,
+        seconds: float = SECONDS,
+    ) -> None:
+        """Nothing is timed yet.
 
-    passes = [coarse, coarse, halves, quarters, halves, quarters, *[every] * (ROUNDS - 2)]
-    for sizes in passes:
-        if draft is not None:
-            for n in rows:
-                if n not in drafter or time.perf_counter() - began < seconds:
-                    timed(draft, n, drafter)
-        for n in sizes:
-            left = seconds - (time.perf_counter() - began)
-            below = max((size for size in target if size <= n), default=0)
-            dear = below and target[below] * n / below > min(SHARE * seconds, left)
-            if (left <= 0 and target) or (n not in target and dear):
-                break
-            timed(step, n, target)
-    sizes = tuple(sorted(target))
-    took = time.perf_counter() - began
-    log.info("profiled steps of %s tokens in %.1f s", ", ".join(map(str, sizes)), took)
-    verifying = tuple(target[n] * 1e6 for n in sizes)
-    if draft is None:
-        return CostTable(setup, sizes, verifying, graphs=tuple(graphs))
-    few, many = rows[0], rows[-1]
-    least, largest = (drafter[n] * 1e6 / drafted for n in (few, many))
-    each = max(largest - least, 0.0) / max(many - few, 1)
-    base = max(least - few * each, 0.0)
-    return CostTable(
-        setup, sizes, verifying, draft_token_us=base, draft_row_us=each, graphs=tuple(graphs)
-    )
+        Args:
+            setup: what it is valid for.
+            most: tokens of the largest step there is.
+            graphs: ascending sizes that the engine pads a step to.
+            rows: requests that drafting is timed for, the first and the last of which make a line.
+            drafted: tokens that the model drafter makes for each of these.
+            seconds: the budget.
+        """
+        self._seconds = seconds
+        self._setup, self._graphs, self._rows, self._drafted = setup, tuple(graphs), rows, drafted
+        self._levels = levels(most, graphs)
+        self.target = dict[int, list[float]]()  # by tokens
+        self.drafter = dict[int, list[float]]()  # by requests
+
+    def take(self, step: Run, draft: Run | None = None, *, seconds: float | None = None) -> bool:
+        """Time steps of many sizes, in rounds of all of them. Mutates; goes on where it stopped.
+
+        Args:
+            step: runs so many tokens through the target, and waits for the device.
+            draft: makes tokens for each of so many requests; None without a model drafter.
+            seconds: after which no further step is timed; None for the whole budget.
+
+        Returns:
+            Whether it came to its end before.
+        """
+        began, ended = time.perf_counter(), True
+        left = seconds = self._seconds if seconds is None else seconds
+        coarse, halves, quarters = self._levels
+        every = tuple(sorted((*coarse, *halves, *quarters)))
+        rounds = ((1, coarse), (2, coarse), (1, halves), (1, quarters), (2, halves), (2, quarters))
+        for times, sizes in (*rounds, *((more, every) for more in range(3, ROUNDS + 1))):
+            for n in self._rows if draft is not None else ():
+                if n not in self.drafter or (left > 0 and len(self.drafter[n]) < times):
+                    _time(draft, n, self.drafter)  # type: ignore[arg-type]
+            for n in sizes:
+                if len(self.target.get(n, ())) >= times:
+                    continue
+                left = seconds - (time.perf_counter() - began)
+                below = max((size for size in self.target if size <= n), default=0)
+                takes = min(self.target[below]) * n / below if below else 0.0
+                if n not in self.target and takes > SHARE * self._seconds:
+                    break
+                if self.target and (left <= 0 or (n not in self.target and takes > left)):
+                    ended = False
+                    break
+                _time(step, n, self.target)
+        took = time.perf_counter() - began
+        known = ", ".join(map(str, sorted(self.target)))
+        log.info("profiled steps of %s tokens in %.1f s", known, took)
+        return ended
+
+    @property
+    def doubt(self) -> str:
+        """Why it is not believed; "" if it is."""
+        sizes = sorted(self.target)
+        if len(sizes) < min(SEVERAL, sum(map(len, self._levels))):
+            return f"it holds {len(sizes)} sizes of a step"
+        for what, every in (("tokens", self.target), ("requests drafted for", self.drafter)):
+            twice = {n: sorted(times) for n, times in every.items() if len(times) > 1}
+            bad = [n for n, (first, again, *_) in twice.items() if again > REPEATS * first]
+            if every and (not twice or 4 * len(bad) > len(twice)):
+                return f"steps of {', '.join(map(str, bad or every))} {what} took as long but once"
+        slowest = 0.0
+        for n, more in pairwise(sizes):
+            one, other = min(self.target[n]), min(self.target[more])
+            slowest = max(slowest, one)
+            if other < SINKS * slowest:
+                return f"{more} tokens took {other / slowest:.2f} of what fewer did"
+            behind_graphs = self._graphs and n <= self._graphs[-1] < more
+            if other > RISES * one * more / n and not behind_graphs:
+                return f"{more} tokens took {other / one:.1f} times what {n} did"
+        return ""
+
+    @property
+    def costs(self) -> LiveCosts:
+        """Costs that begin with :attr:`table`."""
+        return LiveCosts(self.table, profiled=not self.doubt)
+
+    @property
+    def table(self) -> CostTable:
+        """What it says; of the usual shape, at the measured speed, while it is in doubt."""
+        sizes = tuple(sorted(self.target))
+        times = tuple(min(self.target[n]) * 1e6 for n in sizes)
+        if self.doubt:
+            return nominal(self._setup, min(times))
+        base = each = 0.0
+        if self.drafter:
+            few, many = self._rows[0], self._rows[-1]
+            least, most = (min(self.drafter[n]) * 1e6 / self._drafted for n in (few, many))
+            each = max(most - least, 0.0) / max(many - few, 1)
+            base = max(least - few * each, 0.0)
+        return CostTable(
+            self._setup, sizes, times, draft_token_us=base, draft_row_us=each, graphs=self._graphs
+        )
+
+
+def _time(run: Run, size: int, every: dict[int, list[float]]) -> None:
+    start = time.perf_counter()
+    run(size)
+    every.setdefault(size, []).append(time.perf_counter() - start)

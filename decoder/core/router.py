@@ -31,7 +31,7 @@ from decoder.compiled import Handles
 from decoder.contracts.bundle import CHAMPION, FIRST, MAX_DRAFT, Policy
 from decoder.core import cycles, proposer
 from decoder.core.choice import Chosen, Step, choose, situation_of
-from decoder.core.costs import LiveCosts
+from decoder.core.costs import STALL, LiveCosts
 from decoder.core.counters import Counters
 from decoder.core.events import Sink
 from decoder.core.guards.fallback import fallback_arms
@@ -109,7 +109,7 @@ class DraftRouter:
             Handles[cycles.Outbox](),
             cycles.Outbox(sink.raw, sink.control, sink.words),
         )
-        self._probing = Probing(self.model_arm, k > 0)
+        self._probing = Probing(self.model_arm)
         self._slots = np.zeros(0, np.int64)  # of the last choice
         self._last = 1, 0  # tokens that the last step ran through the target, and drafted
         own = cache.limits if cache is not None else STOCK
@@ -212,7 +212,8 @@ class DraftRouter:
         self.rate.observe(rows + accepted, rows, time_taken)
         if self.pause is not None and self.costs.steps:  # else a table has no unit of time yet
             gain_us = gain_of(table, rows, accepted, drafts, ran.drafted, beside=beside)
-            self.pause.observe(ran.exposed_us, gain_us, rows, table.time(rows))
+            usual = STALL * table.proposing(rows) or ran.exposed_us
+            self.pause.observe(min(ran.exposed_us, usual), gain_us, rows, table.time(rows))
 
     def choose(self, report: StepReport) -> Decisions:
         """The next draft of each request of ``report``.
@@ -242,7 +243,7 @@ class DraftRouter:
         policy = side.policy if side is not None else champion
         step = self._propose(report, side)
         chosen = (self._rule if _shown(side) == "worker" else choose)(policy, step)
-        self._guard(step, side)
+        chosen = self._guard(step, side, chosen)
         return self._open_cycles(step, side, policy, chosen)
 
     def _propose(self, report: StepReport, side: Side | None) -> Step:
@@ -271,7 +272,7 @@ class DraftRouter:
             candidates, offers.features[:m], situation, self.costs.table, self.model_arm.odds
         )
 
-    def _guard(self, step: Step, side: Side | None) -> None:
+    def _guard(self, step: Step, side: Side | None, chosen: Chosen) -> Chosen:
         """Take the arms that the policy wants, or others; the floor judges the champion, and nobody
         on trial. Mutates ``step``."""
         candidates = step.candidates
@@ -285,9 +286,20 @@ class DraftRouter:
                 lag: NDArray[np.int64] = theirs["length"] - theirs["drafted_at"]
                 return lag
 
-            arms = self._probing.at_the_drafter(arms, behind, step.unable)
-            arms = self._probing.at_nothing(arms, self.costs, self._last)
+            probing = self._probing
+            arms = probing.at_the_drafter(arms, chosen.model_len, behind, step.unable)
+            arms = probing.at_nothing(arms, self.costs, self._last)
+            if probing.whole and chosen.model_len < self._model_len:
+                chosen = self._lengthen(candidates, chosen)
         candidates["arm"] = arms
+        return chosen
+
+    def _lengthen(self, candidates: NDArray[Any], chosen: Chosen) -> Chosen:
+        """Give model drafts their full length. Mutates ``candidates``."""
+        longest = self._model_len
+        candidates["length"][candidates["wanted"] == MODEL] = longest
+        candidates["model"][candidates["model"] > 0.0] = self.model_arm.payoff(longest)
+        return chosen._replace(model_len=longest)
 
     def _open_cycles(
         self, step: Step, side: Side | None, policy: Policy, chosen: Chosen

@@ -265,6 +265,21 @@ def share_out(
     return arms, lengths, best - alone
 
 
+@compiled
+def expected_curves(
+    network: tuple[FloatArray, NDArray[np.int64]], drafts: NDArray[Any], candidates: NDArray[Any]
+) -> FloatArray:
+    """Survival curves [n, w] of the requests of a step; of zeros where there is no cache draft."""
+    owners, draft_lens = np.empty(len(drafts), np.int64), np.empty(len(drafts), np.int64)
+    for i in range(len(candidates)):
+        draft = candidates[i]["draft"]
+        if draft >= 0:
+            owners[draft], draft_lens[draft] = i, int(drafts[draft]["draft_len"])
+    features = drafts.view(np.float32).reshape((len(drafts), NUM_FEATURES))
+    outputs = outputs_of(features, network[0], network[1])
+    return curves_of(outputs, draft_lens, owners, len(candidates))
+
+
 @entry_point
 def by_survival(
     network: tuple[Float32Array, Int64Array],
@@ -294,15 +309,8 @@ def by_survival(
         token_value(batch, situation["rate"], dense), batch + situation["prefill_tokens"],
         situation["budget"], (prices[0], prices[1] + prices[2] * batch, 0.0),
     )  # fmt: skip
-    owners, draft_lens = np.empty(len(drafts), np.int64), np.empty(len(drafts), np.int64)
-    unable = 0
-    for i in range(n):
-        unable += candidates[i]["unable"]
-        draft = candidates[i]["draft"]
-        if draft >= 0:
-            owners[draft], draft_lens[draft] = i, int(drafts[draft]["draft_len"])
-    features = drafts.view(np.float32).reshape((len(drafts), NUM_FEATURES))
-    curves = curves_of(outputs_of(features, network[0], network[1]), draft_lens, owners, n)
+    curves = expected_curves(network, drafts, candidates)
+    unable = candidates["unable"].any()
     yields = np.empty((n, most), np.float32)
     yields[:] = yields_of_places(odds, most)
     k = draft_length(yields, terms, dense) if most else 0

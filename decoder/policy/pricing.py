@@ -270,6 +270,13 @@ def _ascending(times: Floats) -> Floats:
 
 _GRID: Final = np.arange(MAX_TOKENS + 1)
 
-NOMINAL: Final = CostTable("nominal", (1, MAX_TOKENS), (1.0, 1.0 + 0.006 * (MAX_TOKENS - 1)))
-"""In units of a plain step: 32 more tokens cost a fifth more, the drafter nothing. What stands in
-until a machine has been measured."""
+
+def nominal(setup: str, plain_us: float) -> CostTable:
+    """The usual shape of a machine's steps, of which one of one token takes ``plain_us``: 32 more
+    tokens cost a fifth more, the drafter nothing."""
+    steepest = 1.0 + 0.006 * (MAX_TOKENS - 1)
+    return CostTable(setup, (1, MAX_TOKENS), (plain_us, steepest * plain_us))
+
+
+NOMINAL: Final = nominal("nominal", 1.0)
+"""In units of a plain step. What stands in until a machine has been measured."""

@@ -211,7 +211,7 @@ def decode(
         router.observe([Committed(each, text[:1], 0)], len(prompt))
     while all(position < len(text) for position in done.values()):
         decisions = router.choose(names)
-        outcomes, drafted = [], False
+        outcomes, drafted = [], 0
         for each, decision in zip(names, decisions, strict=True):
             at = done[each]
             verified = accepted = 0
@@ -219,7 +219,8 @@ def decode(
                 verified = len(decision.tokens)
                 accepted = naive_accepted_length(decision.tokens, text[at:])
             elif decision.arm == "model":
-                drafted, verified, accepted = True, K, phase.accepts(at)
+                verified = decision.room
+                drafted, accepted = max(drafted, verified), min(phase.accepts(at), verified)
             committed = text[at : at + accepted + 1]
             done[each] = at + len(committed)
             outcomes.append(Committed(each, committed, verified))
@@ -227,7 +228,7 @@ def decode(
         step = sum(1 + o.verified_len for o in outcomes)
         router.observe(outcomes, step)
         run.tokens.append(sum(len(o.tokens) for o in outcomes))
-        drafting = phase.table.drafting(K, len(names)) if drafted else 0.0
+        drafting = phase.table.drafting(drafted, len(names))
         run.time.append(float(phase.table.dense[step]) + drafting)
     for each in names:
         router.stop(each, "abort")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -78,6 +78,61 @@ def test_a_stalled_step_moves_no_size_beside_the_others() -> None:
         feed(one, 8, float(PROFILE.dense[8]), REFRESH - 1)
     for tokens in (1, 8, 16):
         assert costs.table.dense[tokens] == pytest.approx(calm.table.dense[tokens], rel=0.02)
+
+
+def true_time(tokens: int, drafted: int = 0) -> float:
+    return 20_000.0 + 500.0 * tokens + 1_500.0 * drafted
+
+
+SIZES = (*range(1, 9), 12, 16, 24, 32, 48, 64)
+PRIORS = {
+    "profiled": CostTable("right", SIZES, tuple(map(true_time, SIZES)), draft_token_us=1_500.0),
+    "of a start that stalled": CostTable("stalled", (1,), (11 * true_time(1),)),
+    "nominal": NOMINAL,
+}
+SERVED = ((1, 0), (17, 0), (5, 4), (1, 0), (9, 0), (5, 4))
+"""Tokens of steps in turn, and of them drafted."""
+
+
+def serve_true(costs: LiveCosts, steps: Iterable[tuple[int, int]], slower: float = 1.0) -> None:
+    noise = np.random.default_rng(0)
+    for tokens, drafted in steps:
+        us = true_time(tokens, drafted) * slower * float(np.exp(noise.normal(0.0, 0.1)))
+        costs.observe(tokens, 1, drafted, us)
+
+
+@pytest.mark.parametrize("stalled", [*SERVED[:3]], ids=["plain", "cache", "model"])
+@pytest.mark.parametrize("warm", [6, 300])
+@pytest.mark.parametrize("prior", PRIORS)
+def test_steps_that_stalled_make_no_draft_free_and_none_dear(
+    prior: str, warm: int, stalled: tuple[int, int]
+) -> None:
+    """For thirty steps of one kind the machine is five times slower: something else has it."""
+    costs = LiveCosts(PRIORS[prior])
+    serve_true(costs, itertools.islice(itertools.cycle(SERVED), warm))
+    serve_true(costs, [stalled] * 30, slower=5.0)
+    serve_true(costs, [(1, 0)] * 30)
+    table, plain = costs.table, costs.table.time(1)
+    assert plain == pytest.approx(true_time(1), rel=0.15)
+    for tokens in (5, 17):
+        ratio = table.time(tokens) / plain / (true_time(tokens) / true_time(1))
+        assert 0.6 < ratio < 1.7 + (prior != "profiled" and warm < 100), (tokens, ratio)
+    drafting = table.drafting(4, 1) / plain / (6_000.0 / true_time(1))
+    assert 0.5 < drafting < 3.0, drafting
+
+
+@pytest.mark.parametrize("at", [0, 40])
+def test_what_proposing_takes_is_what_it_usually_takes(at: int) -> None:
+    """The first step brings caches in, and the process stands still now and then."""
+    costs = LiveCosts(PROFILE)
+    for step in range(at + 8):
+        costs.proposed(4, 4e6 if step == at else 400.0 + 100.0 * (step % 3))
+        costs.observe(4, 4, 0, PROFILE.time(4))
+    assert costs.own_us == pytest.approx(125.0, rel=0.4)
+    assert costs.table.own_us == pytest.approx(125.0, rel=0.4)
+    for _ in range(32):
+        costs.proposed(4, 4_000.0)
+    assert costs.own_us == pytest.approx(1_000.0), "what lasts is no stall"
 
 
 def test_where_drafting_seems_to_save_time_longer_drafts_still_cost_more() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -143,6 +144,30 @@ def test_a_mended_drafter_is_taken_up_whoever_is_in_force(start: Option, policy:
     assert len(late) > 100 and late.count("model") > 0.9 * len(late)
 
 
+DRAWS = np.random.default_rng(4).random((3, 4500, K))
+
+
+@pytest.mark.parametrize("policy", ["trusting", "despairs of the drafter", "first"])
+@pytest.mark.parametrize("draws", range(3))
+def test_model_drafts_grow_back_when_their_later_tokens_are_mended(draws: int, policy: str) -> None:
+    """While these were refused, drafts were cut before them, and told nothing of them."""
+
+    def holds(*chances: float) -> Callable[[int], int]:
+        held = DRAWS[draws] < np.array(chances)
+        lengths = np.where(held.all(axis=1), K, held.argmin(axis=1))
+        return lambda position: int(lengths[position])
+
+    table = CostTable("dear drafts", (1, 101), (1.0, 1.6), draft_token_us=0.06)
+    router = make_router(POLICIES[policy], has_model=True, floor=True)
+    good, broken, run = holds(*[0.8] * K), holds(0.8, *[0.0] * (K - 1)), Run()
+    for index, (accepts, tokens) in enumerate(((good, 1500), (broken, 1800), (good, 4500))):
+        run = Run()
+        text = scattered(tokens, 11 + index)
+        decode(router, Phase(text, accepts, table), run, PROMPT, str(index))
+    best = (1.0 + sum(0.8**n for n in range(1, K + 1))) / (table.time(1 + K) + K * 0.06)
+    assert run.rate(4 * PROBE_EVERY) >= 0.93 * best
+
+
 def test_a_plain_step_that_is_cheaper_than_its_profile_is_found_out() -> None:
     """Nothing else tells of it while every step drafts: without the look, a third is lost."""
     true = CostTable("true", (1, 2, 101), (0.6, 1.0, 1.6), draft_us=0.2)
@@ -151,6 +176,39 @@ def test_a_plain_step_that_is_cheaper_than_its_profile_is_found_out() -> None:
     router = make_router(trusting_policy(hazard=0.9, chance=0.35), has_model=True, floor=True)
     decode(router, Phase(scattered(3000), weak, true), run, PROMPT, "x", costs)
     assert run.rate(WITHIN_CYCLES) >= BAND / true.dense[1]
+
+
+@pytest.mark.parametrize("slower", [4.0, 30.0])
+@pytest.mark.parametrize("arm", ["model", "cache"])
+def test_drafts_that_were_thought_too_dear_are_found_out(arm: str, slower: float) -> None:
+    """Thirty of them stalled, the first there were: who believes it makes none for ever."""
+    phase = (
+        Phase(copied(16_000), collapsed, MILD)
+        if arm == "cache"
+        else Phase(scattered(2000, 7), healthy, MILD)
+    )
+    costs, run = Timed(replace(MILD, verify_us=(1e4, 1.6e4), draft_us=2e3)), Run()
+    costs.true = costs.table = replace(MILD, verify_us=(1e4, 1.6e4), draft_us=2e3)
+    for step in range(40):
+        tokens, drafted = (1 + K, K) if arm == "model" else (33, 0)
+        LiveCosts.observe(costs, 1, 1, 0, 1e4)
+        if step >= 10:
+            us = slower * (costs.true.time(tokens) + costs.true.drafting(drafted, 1))
+            LiveCosts.observe(costs, tokens, 1, drafted, us)
+    router = make_router(trusting_policy(), has_model=True, floor=True)
+    decode(router, phase, run, PROMPT, "x", costs)
+    assert len(run.arms) > 1.5 * WITHIN_CYCLES and run.arms[-100:].count(arm) > 90
+
+
+def test_a_cache_draft_needs_no_choice_to_be_known() -> None:
+    """A policy that takes none sees what each would have brought, and so do the memories."""
+    router = make_router(frequency_policy("s", float("inf")), has_model=False, floor=True)
+    decode(router, Phase(scattered(400), collapsed, MILD), Run(), PROMPT, "broken")
+    payoffs = router.memories.payoffs
+    before, run = payoffs.means.max(axis=0).copy(), Run()
+    decode(router, Phase(copied(1200), collapsed, MILD), run, PROMPT, "mended")
+    assert (payoffs.means.max(axis=0) > before).all()
+    assert router.floor is not None and router.floor.in_force == "cache"
 
 
 def test_without_a_drafter_the_model_arm_is_no_candidate() -> None:

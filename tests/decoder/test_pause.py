@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from decoder.core.underway import Underway
 
+from decoder.core.costs import LiveCosts
+from decoder.core.guards.floor import Floor
 from decoder.core.guards.pause import FIRST_WAIT, LOSS, PROBE, SPENT, SpeculationPause
+from tests.decoder.simulated import Router
 
 PLAIN = 5_000.0
 STEPS = 10_000
@@ -87,3 +91,15 @@ def test_a_machine_that_stands_still_for_a_second_is_not_the_routers_doing() -> 
         stalled = step % 100 == 50
         doze.observe(200 * PLAIN if stalled else 0.02 * PLAIN, 0.1 * PLAIN, 8, PLAIN)
         assert doze.awake
+
+
+def test_a_process_that_stands_still_puts_no_router_to_sleep() -> None:
+    """Nothing is copied for a while: two stalls of the router's own would have been enough."""
+    router = Router(floor=Floor(has_model=False), costs=LiveCosts())
+    assert router.pause is not None
+    for step in range(300):
+        own = PLAIN * (50.0 if step % 30 == 29 else 0.002)
+        router.costs.proposed(1, own)
+        router.costs.observe(1, 1, 0, PLAIN)
+        router._reckon(0, 0, Underway(exposed_us=own), 1, 0)
+        assert router.pause.awake, step

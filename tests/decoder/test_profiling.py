@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from decoder.core.profiling import SHARE, levels, profile
-from decoder.policy.pricing import MAX_TOKENS
+from decoder.core.profiling import SHARE, Profile, Run, levels
+from decoder.policy.pricing import MAX_TOKENS, NOMINAL, CostTable
 
 
 class Clock:
@@ -31,10 +32,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
+def profile(step: Run, draft: Run | None = None, **rest: Any) -> CostTable:
+    """What a profile says that is believed."""
+    taken = Profile("here", **rest)
+    taken.take(step, draft)
+    assert not taken.doubt
+    return taken.table
+
+
 def test_a_profile_keeps_the_fastest_of_each_size(clock: Clock) -> None:
     """Other work on the machine adds to a time and never takes from it."""
     calls = itertools.count()
-    table = profile("here", clock.step(lambda n: 0.01 * n * (1 + (next(calls) < 20))), most=16)
+    table = profile(clock.step(lambda n: 0.01 * n * (1 + (next(calls) < 20))), most=16)
     assert table.tokens == (*range(1, 9), 12, 16)
     assert table.verify_us == pytest.approx([10_000.0 * n for n in table.tokens])
 
@@ -44,10 +53,10 @@ def test_a_profile_tells_what_a_drafted_token_costs_and_what_each_request_adds(
 ) -> None:
     step = clock.step(lambda n: 0.01)
     draft = clock.step(lambda rows: 2 * (0.003 + 0.0005 * rows))  # two tokens for each
-    table = profile("here", step, draft, drafted=2, rows=(1, 16), most=64)
+    table = profile(step, draft, drafted=2, rows=(1, 16), most=64)
     assert table.drafting(1, 8) == pytest.approx(3_000.0 + 500.0 * 8)
     assert table.drafting(3, 1) == pytest.approx(3 * 3_500.0)
-    alone = profile("here", step, draft, drafted=2, most=64)
+    alone = profile(step, draft, drafted=2, most=64)
     assert alone.drafting(1, 1) == alone.drafting(1, 8) == pytest.approx(3_500.0)
 
 
@@ -55,7 +64,7 @@ def test_where_the_time_of_a_large_step_bends_there_are_sizes_on_both_sides(cloc
     def true(tokens: int) -> float:
         return 0.005 + 25e-6 * max(tokens - 200, 0)
 
-    table = profile("here", clock.step(true), most=2048)
+    table = profile(clock.step(true), most=2048)
     assert clock.now < 20.0 and table.tokens[-1] == 2048
     for tokens in (1, 64, 192, 210, 256, 300, 700, 2048):
         assert table.time(tokens) == pytest.approx(1e6 * true(tokens), rel=0.05)
@@ -63,10 +72,11 @@ def test_where_the_time_of_a_large_step_bends_there_are_sizes_on_both_sides(cloc
 
 @pytest.mark.parametrize("slow", [0.1, 1.0, 30.0])
 def test_a_slow_machine_is_asked_for_fewer_sizes(slow: float, clock: Clock) -> None:
-    table = profile("here", clock.step(lambda n: slow * (0.5 + 0.05 * n)), most=4096, seconds=6.0)
+    taken = Profile("here", most=4096, seconds=6.0)
+    taken.take(clock.step(lambda n: slow * (0.5 + 0.05 * n)))
     longest = max(SHARE * 6.0, slow * 0.55)
     assert clock.now <= 6.0 + longest
-    assert 1 <= table.tokens[-1] < 256
+    assert 1 <= max(taken.target) < 256
 
 
 def test_sizes_are_those_of_the_graphs_and_what_lies_behind_them() -> None:
@@ -77,3 +87,81 @@ def test_sizes_are_those_of_the_graphs_and_what_lies_behind_them() -> None:
     assert levels(1)[0] == (1,)
     assert levels(10 * MAX_TOKENS)[0][-1] == MAX_TOKENS
     assert levels(100, (8, 16, 32, 64, 128))[0] == (1, 8, 16, 32, 64)
+
+
+def busy(true: Callable[[int], float], until: float, slower: float, clock: Clock) -> Run:
+    """Steps on a machine that is so many times slower until then, perhaps in the middle of one."""
+
+    def took(tokens: int) -> float:
+        left = max(until - clock.now, 0.0)
+        alone = true(tokens)
+        return alone * slower if left > alone * slower else left + alone * (1 - left / slower)
+
+    return clock.step(took)
+
+
+@pytest.mark.parametrize("slower", [3.0, 12.0, 100.0])
+@pytest.mark.parametrize("until", [0.5, 2.0, 5.0, 60.0])
+def test_a_start_beside_others_is_believed_only_if_its_shape_is_right(
+    until: float, slower: float, clock: Clock
+) -> None:
+    """A worker took 897 ms for one token, where 77 are true, and had time for no other size."""
+
+    def true(tokens: int) -> float:
+        return 0.0745 + 0.0025 * tokens
+
+    taken = Profile("here", most=65, seconds=6.0)
+    taken.take(busy(true, until, slower, clock))
+    plain = taken.table.time(1)
+    for tokens in (5, 17, 65):
+        ratio = taken.table.time(tokens) / plain
+        if not taken.doubt:
+            assert ratio == pytest.approx(true(tokens) / true(1), rel=0.4), tokens
+        else:
+            assert ratio == pytest.approx(NOMINAL.time(tokens))
+            assert 0.9 < plain / 1e6 / true(1) <= 1.001 * slower
+
+
+@pytest.mark.parametrize(
+    ("seconds", "doubt"),
+    [
+        (lambda n: 1.0, "1 sizes"),
+        (lambda n: 0.01 if n < 16 else 0.08, "16 tokens took 8.0 times what 12 did"),
+        (lambda n: 0.01 * (5 if n == 4 else 1), "4 tokens took 5.0 times what 3 did"),
+        (lambda n: 0.05 if n <= 8 else 0.01, "12 tokens took 0.20 of what fewer did"),
+    ],
+)
+def test_a_profile_that_no_machine_has_is_not_believed(
+    seconds: Callable[[int], float], doubt: str, clock: Clock
+) -> None:
+    taken = Profile("here", most=65, seconds=6.0)
+    taken.take(clock.step(seconds))
+    assert doubt in taken.doubt
+
+
+def test_what_does_not_repeat_is_not_believed(clock: Clock) -> None:
+    turns = itertools.count(1)
+    taken = Profile("here", most=8)
+    taken.take(clock.step(lambda n: 0.01), clock.step(lambda n: 0.01 * 2 ** next(turns)))
+    assert "drafted for" in taken.doubt and taken.table.tokens == NOMINAL.tokens
+
+
+def test_without_any_time_one_size_is_timed(clock: Clock) -> None:
+    taken = Profile("here", most=65, seconds=0.0)
+    assert not taken.take(clock.step(lambda n: 0.9), clock.step(lambda n: 0.1))
+    assert [*taken.target] == [1] and taken.doubt == "it holds 1 sizes of a step"
+    assert taken.costs.table.time(1) == pytest.approx(0.9e6, rel=0.01)
+
+
+def test_a_profile_taken_a_second_at_a_time_is_the_same(clock: Clock) -> None:
+    def true(tokens: int) -> float:
+        return 0.0745 + 0.0025 * tokens
+
+    whole, sliced = (Profile("here", most=65, seconds=20.0) for _ in range(2))
+    assert whole.take(clock.step(true))
+    turns = 0
+    while not (ended := sliced.take(clock.step(true), seconds=1.0)):
+        turns += 1
+        assert turns < 100
+    assert ended and not sliced.doubt and sliced.table.tokens == whole.table.tokens
+    assert sliced.table.verify_us == pytest.approx(whole.table.verify_us)

@@ -96,7 +96,8 @@ def conducting(ranks: Ranks) -> dict[str, Any]:
         except RuntimeError as error:
             results.append(str(error))
     results.append(ranks.conduct(measure, step, draft))
-    return {"ran": ran, "results": results}
+    told = [ranks.told(ranks.leads), ranks.told(not ranks.leads)]
+    return {"ran": ran, "results": results, "told": told}
 
 
 def astray(ranks: Ranks) -> None:

@@ -74,6 +74,7 @@ def test_the_clock_of_rank_0_decides_what_is_timed(ran: Ran) -> None:
     assert first["results"] == ["measured", "no such size", "no clock", "measured"]
     for rank in rest:
         assert rank["ran"] == first["ran"] and rank["results"] == [None] * 4
+    assert [rank["told"] for rank in (first, *rest)] == [[True, False]] * 3
 
 
 def test_ranks_that_are_not_at_one_step_end_instead_of_answering(ran: Ran) -> None:
@@ -100,6 +101,7 @@ def test_a_lone_rank_talks_to_nobody() -> None:
     plan = Plan(((1, 2), ()), (0, 3), 4)
     assert ranks.leads and ranks.agree(2, lambda: plan) is plan
     assert ranks.conduct(lambda step: [step(n) for n in (1, 2)], lambda n: n + 1) == [2, 3]
+    assert ranks.told(True) and not ranks.told(False)
 
 
 def test_a_row_takes_what_is_given_or_its_share_of_the_model_draft() -> None:

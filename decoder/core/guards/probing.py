@@ -17,27 +17,34 @@ Who = NDArray[np.int64]
 
 
 class Probing:
-    """When what is looked at; ``taken`` counts looks. For the engine's thread."""
+    """When what is looked at; ``taken`` counts looks, and ``whole`` says whether the last step that
+    was asked for is to have model drafts of full length. For the engine's thread."""
 
-    def __init__(self, model_arm: ModelArm, has_model: bool) -> None:
-        self.taken = 0
-        self._model_arm, self._has_model = model_arm, has_model
+    def __init__(self, model_arm: ModelArm) -> None:
+        self.taken, self.whole = 0, False
+        self._model_arm, self._longest = model_arm, len(model_arm.odds)
         self._since_asked = 0  # steps since one that asked for a model draft
+        self._since_whole = 0  # steps since model drafts of full length
         self._since_plain = 0  # steps since one that verified nothing
 
     def at_the_drafter(
-        self, arms: Arms, behind: Callable[[], NDArray[np.int64]], unable: Who
+        self, arms: Arms, length: int, behind: Callable[[], NDArray[np.int64]], unable: Who
     ) -> Arms:
         """The same with a model draft where the drafter has least to read before it can draft.
 
+        A look has its full length, and so now and then have drafts that the policy wants shorter:
+        these tell nothing of the places behind their end.
+
         Args:
+            length: of the model drafts that are wanted.
             behind: gives int64 [n], tokens of each that the drafter has not drafted from.
         """
-        if not self._has_model:
+        if not self._longest:
             return arms
         # A look that came to nothing waits for its next turn like any other.
-        self._model_arm.unseen += 1
+        self._model_arm.passed()
         self._since_asked += 1
+        self._since_whole += 1
         asks = MODEL in arms.tobytes()
         if not asks and min(self._model_arm.unseen, self._since_asked) > PROBE_EVERY:
             able = np.delete(np.arange(len(arms)), unable)
@@ -46,6 +53,9 @@ class Probing:
                 arms[able[behind()[able].argmin()]] = MODEL
                 self.taken += 1
                 asks = True
+        self.whole = asks and (self._since_whole > PROBE_EVERY or length >= self._longest)
+        if self.whole:
+            self._since_whole = 0
         if asks:
             self._since_asked = 0
         return arms

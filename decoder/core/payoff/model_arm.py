@@ -6,6 +6,11 @@ it: the log-odds that each token is accepted, given those before it. A draft tel
 to the first token that was refused, and each of these moves by what came less what was expected
 (a logistic model followed by stochastic gradient). Whether the cache has a draft at hand tells next
 to nothing of the drafter: one curve serves every state.
+
+A place that no draft reached for a while may have changed meanwhile. So each has a clock of its
+own, by which its past loses weight, and one outcome brings back a place that had been given up.
+The rate hangs on what was believed before, never on what came: that flatters no place, and one
+refusal sinks none.
 """
 
 from __future__ import annotations
@@ -30,16 +35,15 @@ FIRST: Final = 4.0
 move it by the slope of a logarithm of odds, until it stands as they say."""
 FURTHEST: Final = 4.0
 """Log-odds that nothing goes beyond: a chance of 0.018 or 0.982, from which one comes back."""
-AGES: Final = 150.0
-"""Steps without a model draft in which what is known of them loses most of its weight."""
+AGES: Final = 600.0
+"""Steps without a draft that reaches a place, after which its past has lost most of its weight."""
 LOOK_RATE: Final = 25.0
-"""The rate after so long that all weight is lost, by the square of what was lost: a drafter that
-nobody used may have changed, and one look must be able to bring it back."""
-
-
-LEFT, AGED, UNSEEN, PLACES = range(4)
-"""Of what is known beside the odds: drafts to come of the step under way, how old the past is,
-steps since a model draft was verified, and from there on the outcomes of each place."""
+"""The rate of a place that was given up, by the square of what was lost in so many steps as
+``LOOK_AGES``: a drafter that nobody used may have changed, and one look must be able to bring it
+back. ``FURTHEST`` is its bound, and the more is believed of a place, the less it counts."""
+LOOK_AGES: Final = 150.0
+GIVEN_UP: Final = 6
+"""Power of the chance of a refusal that the rate of a look is taken by."""
 
 
 @entry_point
@@ -65,21 +69,23 @@ def observe_model(
     """Take in a verified model draft. Mutates.
 
     Args:
+        seen: [2 * length], of each place steps since a draft reached it, then its outcomes.
         drafts: model drafts that its step verified: once a place is known, they count for one.
     """
-    if seen[LEFT] <= 0.0 or seen[UNSEEN]:
-        seen[LEFT], seen[AGED] = drafts, 1.0 - np.exp(-seen[UNSEEN] / AGES)
-    seen[LEFT] -= 1.0
-    seen[UNSEEN] = 0.0
-    aged = LOOK_RATE * seen[AGED] ** 2
-    for place in range(min(accepted + 1, verified, len(odds))):
-        rate = max(max(RATE, aged) / drafts, FIRST / (FIRST + seen[PLACES + place]))
-        came = 1.0 if place < accepted else 0.0
-        moved = odds[place] + rate * (came - chance_at(odds[place]))
+    length = len(odds)
+    for place in range(min(accepted + 1, verified, length)):
+        came, chance, unseen = place < accepted, chance_at(odds[place]), seen[place]
+        outcomes = min(seen[length + place], FIRST * drafts / RATE) * np.exp(-unseen / AGES)
+        rate = max(RATE / drafts, FIRST / (FIRST + outcomes))
+        look = min(LOOK_RATE * (1.0 - np.exp(-unseen / LOOK_AGES)) ** 2, FURTHEST)
+        look *= (1.0 - chance) ** GIVEN_UP
+        if look > rate:
+            rate, outcomes = look, 0.0 if came else outcomes  # what was known is no longer true
+        moved = odds[place] + rate * ((1.0 if came else 0.0) - chance)
         odds[place] = min(max(moved, -FURTHEST), FURTHEST)
-        seen[PLACES + place] += 1.0
-    for place in range(1, len(odds)):
-        if seen[PLACES + place] == 0.0:  # a drafter that found the thread holds on to it
+        seen[place], seen[length + place] = 0.0, outcomes + 1.0
+    for place in range(1, length):
+        if seen[length + place] == 0.0:  # a drafter that found the thread holds on to it
             odds[place] = max(odds[place], odds[place - 1])
 
 
@@ -90,16 +96,16 @@ class ModelArm:
         """Begin from ``payoff``, the accepted length expected of a draft of ``length`` tokens."""
         chance = min(max(chance_of(payoff, length), chance_at(-FURTHEST)), chance_at(FURTHEST))
         self.odds: NDArray[np.float64] = np.full(length, math.log(chance / (1.0 - chance)))
-        self.seen = np.zeros(PLACES + length)
+        self.seen = np.zeros(2 * length)
 
     @property
     def unseen(self) -> int:
         """Steps since a model draft was verified."""
-        return int(self.seen[UNSEEN])
+        return int(self.seen[0]) if len(self.odds) else 0
 
-    @unseen.setter
-    def unseen(self, steps: int) -> None:
-        self.seen[UNSEEN] = steps
+    def passed(self) -> None:
+        """A step begins. Mutates."""
+        self.seen[: len(self.odds)] += 1.0
 
     def payoff(self, length: int) -> float:
         """Accepted length to expect of a draft of ``length`` tokens."""

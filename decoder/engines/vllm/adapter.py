@@ -29,6 +29,7 @@ from decoder.core.requests import Decisions, StepReport
 from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.batch_step import BatchStep
 from decoder.engines.vllm.plan import Plan
+from decoder.engines.vllm.profile import IDLE_SECONDS, WorkerProfile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.policy.pricing import NOMINAL
 from decoder.policy.rule import MODEL
@@ -71,6 +72,7 @@ class Adapter:
         self.ended: Collection[str] | None = None
         """Requests that ended with the step; None where it could not be followed."""
         self.has_model = has_model
+        self.profile: WorkerProfile | None = None
         self._longest = longest
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
@@ -100,6 +102,17 @@ class Adapter:
             return
         with self.sparing("bookkeeping failed"):
             self.worker.router.settle(exposed)
+
+    def after_step(self, idle: bool) -> None:
+        """Go on with a profile that is in doubt, where no request is there: vLLM runs a step of no
+        tokens when the last one has ended."""
+        profile = self.profile
+        if not idle or profile is None or not profile.doubted or self.idle:
+            return
+        with self.sparing("steps cannot be profiled: costs are learned from service alone"):
+            costs = profile.take(IDLE_SECONDS)
+            if costs is not None and self.worker is not None:
+                self.worker.router.costs = costs
 
     def decide(self, size: int, step: Callable[[], BatchStep]) -> Plan:
         """Observe what a step committed, and choose what to draft next for the requests of the

@@ -24,7 +24,7 @@ from decoder.core.costs import LiveCosts
 from decoder.core.payoff.token_classes import token_classes_of
 from decoder.engines.vllm import alike, configured, contract, hooks, requirements
 from decoder.engines.vllm.attached import adapter_of, give
-from decoder.engines.vllm.profile import profile
+from decoder.engines.vllm.profile import WorkerProfile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import longest_draft
 from decoder.engines.vllm.v1 import around as v1
@@ -175,17 +175,15 @@ def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
         self.model_runner.serving = True
         ahead = "asynchronously" if config.scheduler_config.async_scheduling else "step by step"
         log.info("drafting on vLLM's V2 runner, which is scheduled %s", ahead)
-    worker, costs = adapter.worker, LiveCosts()
-    try:
-        table = profile(self.model_runner, worker.scope if worker else "", adapter.ranks)
-        if table is not None:
-            costs = LiveCosts(table)
-            each = zip(table.tokens, table.verify_us, strict=True)
-            log.info("a step costs, in ms by tokens: %s", {n: round(us / 1e3, 1) for n, us in each})
-    except Exception:  # without a profile the served steps are the first measurement
-        log.exception("steps cannot be profiled: costs are learned from service alone")
+    worker = adapter.worker
+    adapter.profile = WorkerProfile(
+        self.model_runner, worker.scope if worker else "", adapter.ranks
+    )
+    costs = None
+    with adapter.sparing("steps cannot be profiled: costs are learned from service alone"):
+        costs = adapter.profile.take()
     if worker is not None:
-        worker.router.costs = costs
+        worker.router.costs = costs or LiveCosts()
     return result
 
 

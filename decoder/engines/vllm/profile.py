@@ -1,44 +1,113 @@
-"""The cost profile of a vLLM worker: steps of several sizes, timed once at start.
+"""The cost profile of a vLLM worker: steps of several sizes, timed at start.
 
 The sizes go to the largest step that decoding makes (each request with its longest draft, as far as
 the engine batches so many tokens and their logits have room), at the sizes of the engine's own
 graphs where it has any. A step is timed as vLLM's own dummy run plus the logits of all its tokens,
 and drafting a token as the drafter's, plus the choice of one for each request; what that leaves out
 (attention over a long context, sampling, scheduling) is added by the corrections of every step
-served.
+served. A profile that is in doubt is taken again while no request is there.
 """
 
 from __future__ import annotations
 
+import logging
 import platform
 from functools import partial
 from typing import Any, Final
 
 import torch
 
-from decoder.core import profiling
+from decoder.core.costs import LiveCosts
 from decoder.core.guards.draft_budget import tokens_of_logits
+from decoder.core.profiling import SECONDS, Profile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import longest_draft
-from decoder.policy.pricing import CostTable
+
+log = logging.getLogger(__name__)
 
 CPU_SECONDS: Final = 6.0
 """What a profile may take of a start without an accelerator: steps of many tokens never pay there.
 """
+IDLE_SECONDS: Final = 1.0
+"""What a request may wait for a profile that is taken again."""
+ATTEMPTS: Final = 3
+"""Profiles that are taken again until one is believed."""
 MANY: Final = 16
 """Requests that drafting is timed for, beside one."""
 
 
-def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
-    """Time target and drafter apart; None on ranks that follow. Nothing is mutated that lasts."""
+class WorkerProfile:
+    """The profile of one runner: ``taken`` on the rank that leads. ``doubted`` says, on all ranks
+    alike, whether it is to go on."""
+
+    def __init__(self, runner: Any, scope: str, ranks: Ranks) -> None:
+        """Nothing is timed yet."""
+        self.doubted = False
+        self._runner, self._scope, self._ranks = runner, scope, ranks
+        self.taken, self._again = nothing(runner, scope), 0
+
+    def take(self, seconds: float | None = None) -> LiveCosts | None:
+        """Time steps for so long, or for the whole budget at start. Mutates, nothing else lasts.
+
+        Returns:
+            Costs to serve by, on the rank that leads; None where there are no new ones.
+
+        Raises:
+            Exception: what a step raised, on that rank; no further one is timed then.
+        """
+        doubted = False
+        try:
+            ended = timed(self._runner, self.taken, self._ranks, seconds)
+            if not self._ranks.leads:
+                return None
+            if seconds is not None and not ended:
+                doubted = True
+                return None
+            taken, doubt = self.taken, self.taken.doubt
+            if doubt:
+                doubted = self._again < ATTEMPTS
+                self.taken, self._again = nothing(self._runner, self._scope), self._again + 1
+                log.warning(
+                    "step times are not believed (%s): prices have the usual shape %s", doubt,
+                    "until steps are timed again while no request is there" if doubted
+                    else "and follow the steps that are served",
+                )  # fmt: skip
+                if seconds is not None:
+                    return None
+            each = zip(taken.table.tokens, taken.table.verify_us, strict=True)
+            log.info("a step costs, in ms by tokens: %s", {n: round(us / 1e3, 1) for n, us in each})
+            return taken.costs
+        finally:
+            self.doubted = self._ranks.told(doubted)
+
+
+def nothing(runner: Any, scope: str) -> Profile:
+    """The profile of a runner of which nothing is timed yet."""
     on_cpu, config = runner.device.type == "cpu", runner.vllm_config
-    v2, model = config.use_v2_model_runner, config.model_config
+    model, most = config.model_config, largest_step(runner)
     device = platform.processor() or platform.machine()
     if not on_cpu:
         device = str(torch.get_device_module(runner.device).get_device_name())
+    how = "eager" if model.enforce_eager else "graph"
+    suffix, v2 = config.speculative_config.method == "suffix", config.use_v2_model_runner
+    return Profile(
+        # what it is valid for
+        f"{scope}/{device}/{torch.get_num_threads()}/{model.dtype}/{how}",
+        most=most,
+        graphs=graphs(runner),
+        rows=(1,) if suffix else (1, min(MANY, most)),
+        drafted=runner.speculator.num_speculative_steps if v2 and not suffix else 1,
+        seconds=CPU_SECONDS if on_cpu else SECONDS,
+    )
+
+
+def timed(runner: Any, taken: Profile, ranks: Ranks, seconds: float | None) -> bool | None:
+    """Time target and drafter apart, into ``taken``; whether that came to its end, None on ranks
+    that follow."""
+    v2 = runner.vllm_config.use_v2_model_runner
 
     def wait() -> None:
-        if not on_cpu:
+        if runner.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def step(tokens: int) -> None:
@@ -48,13 +117,9 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
         runner.model.compute_logits(hidden[:tokens])
         wait()
 
-    how = "eager" if model.enforce_eager else "graph"
-    # what a profile is valid for
-    name = f"{scope}/{device}/{torch.get_num_threads()}/{model.dtype}/{how}"
-    seconds, most = CPU_SECONDS if on_cpu else profiling.SECONDS, largest_step(runner)
-    timed = partial(profiling.profile, name, most=most, graphs=graphs(runner), seconds=seconds)
-    if config.speculative_config.method == "suffix":
-        return ranks.conduct(partial(timed, rows=(1,)), step)
+    measure = partial(taken.take, seconds=seconds)
+    if runner.vllm_config.speculative_config.method == "suffix":
+        return ranks.conduct(measure, step)
     # vLLM's own dummy run would include it
     drafter, run = (runner.speculator, "propose") if v2 else (runner.drafter, "dummy_run")
     alone, given = getattr(drafter, run), dict[int, Any]()
@@ -72,9 +137,7 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> CostTable | None:
 
     setattr(drafter, run, lambda *_, **__: None)
     try:
-        drafted = drafter.num_speculative_steps if v2 else 1
-        rows = (1, min(MANY, most))
-        return ranks.conduct(partial(timed, rows=rows, drafted=drafted), step, draft)
+        return ranks.conduct(measure, step, draft)
     finally:
         delattr(drafter, run)
 

@@ -114,6 +114,12 @@ class Ranks:
             except Exception:
                 log.exception("rank %d cannot run a step of %d", self.rank, n)
 
+    def told(self, flag: bool) -> bool:
+        """What rank 0 says, whatever the others do."""
+        order = torch.tensor([flag], dtype=torch.int32)
+        self._broadcast(order)
+        return bool(order)
+
     def end(self, why: str) -> NoReturn:
         """End this process, and the engine with it; an exception being handled is logged."""
         # vLLM only logs what a rank other than the first raises, and would go on without it.

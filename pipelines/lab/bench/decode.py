@@ -143,7 +143,7 @@ def warm_up_machine(engine: ReferenceEngine, made: Sequence[Method]) -> dict[str
     for method in made:
         Session(engine, method).generate(prompt, answer)
     learned = [m for m in made if m.policy.kind == "survival" or m.rule is not None]
-    return {m.name: LiveCosts(profile(engine, m)) for m in learned}
+    return {m.name: profile(engine, m) for m in learned}
 
 
 def _measure(

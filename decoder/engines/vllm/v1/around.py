@@ -63,6 +63,7 @@ def _execute_model(
     adapter.begin_step(scheduler_output)
     result = original(runner, scheduler_output, *args, **kwargs)
     adapter.during_step(exposed=runner.device.type == "cpu")
+    adapter.after_step(idle=not (scheduler_output.total_num_scheduled_tokens or runner.requests))
     return result
 
 

@@ -94,6 +94,8 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         trimmed = self.batch.trimmed(scheduler_output)
         result = super().execute_model(trimmed, *args, **kwargs)
         adapter.during_step(exposed=self.device.type == "cpu")
+        tokens = scheduler_output.total_num_scheduled_tokens
+        adapter.after_step(idle=not (tokens or self.batch.requests))
         return result
 
     def sample_tokens(self, grammar_output: Any) -> Any:
