@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,9 +94,9 @@ class DraftRouter:
         self.cache, self.policy, self.turns, self.floor = cache, policy, turns, floor
         self.model_arm = ModelArm(known or START, k)
         classes = np.ascontiguousarray(token_classes, np.float32)
-        self._tracker = Tracker(cache, sink, self.model_arm, k, classes)
-        self.table, self.counters = self._tracker.table, self._tracker.counters
-        self.memories = self._tracker.memories
+        self.requests = Tracker(cache, sink, self.model_arm, k, classes)
+        self.table, self.counters = self.requests.table, self.requests.counters
+        self.memories = self.requests.memories
         self.costs = costs or LiveCosts(live=False)
         self.rate = LiveRate()
         self.pause = SpeculationPause() if floor is not None else None
@@ -104,11 +104,8 @@ class DraftRouter:
         self.worth_us: float | None = None
         """Time that model drafts would be worth in the last choice, had all requests been read by
         the drafter; None where the champion did not decide it."""
-        self._sink, self._rule, self._model_len = sink, rule, k
-        self._outbox, self._kept = (
-            Handles[cycles.Outbox](),
-            cycles.Outbox(sink.raw, sink.control, sink.words),
-        )
+        self._rule, self._model_len = rule, k
+        self._outbox = Handles[cycles.Outbox]()
         self._probing = Probing(self.model_arm)
         self._slots = np.zeros(0, np.int64)  # of the last choice
         self._last = 1, 0  # tokens that the last step ran through the target, and drafted
@@ -132,7 +129,7 @@ class DraftRouter:
         Raises:
             ValueError: the request is followed already.
         """
-        self._tracker.start(request, prompt, options, output)
+        self.requests.start(request, prompt, options, output)
 
     def report(
         self,
@@ -170,7 +167,7 @@ class DraftRouter:
         known, slots = self.counters.tokens, report.advanced["slot"].copy()
         verified = int(report.advanced["verified"].sum())
         compared = self.turns is not None and self.turns.dealing
-        progress = self._tracker.advance(report, step_us, compared)
+        progress = self.requests.advance(report, step_us, compared)
         self._learn(report, ran, progress, verified, step_us)
         now = self.timer.spent(began)
         if ran.decided and report.names and self.turns is not None and compared:
@@ -233,7 +230,7 @@ class DraftRouter:
             if side is None or self.turns is None or side.name == CHAMPION:
                 raise
             # What it did to this step it would do to the next: its block would never end.
-            self._tracker.complaints.exception(
+            self.requests.complaints.exception(
                 f"the side {side.name!r} plays no more: it could not choose"
             )
             self.turns.fail(side)
@@ -256,7 +253,7 @@ class DraftRouter:
         shown = _shown(side)
         if self.cache is None or (shown == "worker" and not awake):
             shown = "none"
-        n, m = proposer.propose(self._tracker.state(), slots, self._look_up[shown])
+        n, m = proposer.propose(self.requests.state(), slots, self._look_up[shown])
         self.timer.end_proposals()
         offers, live = self.table.offers, int(np.count_nonzero(slots >= 0))
         candidates, batch_size = offers.candidates[:n], live + report.others
@@ -311,7 +308,7 @@ class DraftRouter:
         self.counters.probes = self._probing.taken
         draft_us = self.timer.end_choice(side, self._asked)
         self.counters.choose_us.append(draft_us)
-        self._tracker.event[:] = self._sink.step(
+        self.requests.event[:] = self.requests.sink.step(
             policy, side.name if side is not None else "",
             self.rate.value if policy.kind == "survival" else policy.threshold, time.time(),
             step.batch_size, draft_us,
@@ -320,7 +317,7 @@ class DraftRouter:
         situation["model_len"], situation["fallback"] = chosen.model_len, in_force
         situation["serves"] = serves
         decided = cycles.open_cycles(
-            self._tracker.state(), self._slots, len(step.candidates), situation,
+            self.requests.state(), self._slots, len(step.candidates), situation,
             self.costs.table.dense,
         )  # fmt: skip
         self.timer.drafted = chosen.model_len if (step.candidates["arm"] == MODEL).any() else 0
@@ -342,7 +339,7 @@ class DraftRouter:
             raise ValueError(f"{len(lengths)} drafts for a step of {len(report.names)} requests")
         self.timer.drafted = k
         slots = np.ascontiguousarray(report.advanced["slot"])
-        cycles.note_drafted(self._tracker.state(), slots, np.array(lengths, np.int64))
+        cycles.note_drafted(self.requests.state(), slots, np.array(lengths, np.int64))
 
     def settle(self, exposed: bool = True) -> None:
         """What the next choice does not need: the floor, and events.
@@ -359,21 +356,20 @@ class DraftRouter:
     def _settle(self) -> None:
         if self.table.arrays.counts["unsettled"][0]:
             floor = self.floor.state if self.floor is not None else NO_FLOOR
-            self._sink.control[HEAD] = cycles.settle(
-                self._tracker.state(), floor, self.costs.table.dense, self.costs.table.prices,
-                self._outbox.of(self._kept),
-            )  # fmt: skip
-            self.table.settled()
-            self._sink.written()
-        else:
-            self.table.settled()
+            sink, costs = self.requests.sink, self.costs.table
+            outbox = self._outbox.of(cycles.Outbox(sink.raw, sink.control, sink.words))
+            sink.control[HEAD] = cycles.settle(
+                self.requests.state(), floor, costs.dense, costs.prices, outbox
+            )
+            sink.written()
+        self.table.settled()
 
     def stop(self, name: str, reason: str) -> None:
         """Stop following a request: its open labels leave censored.
 
         Unknown names are ignored; never raises.
         """
-        self._tracker.stop(name, reason)
+        self.requests.stop(name, reason)
         if not self.table.slots:
             self.timer.decided = 0.0  # nobody waits for the step any more: a pause begins
 

@@ -59,7 +59,7 @@ class Tracker:
         self.event = np.zeros(STEP.itemsize, np.uint8)
         """Bytes of what the events of a step share."""
         self.complaints = Complaints()
-        self._cache, self._sink = cache, sink
+        self.sink, self._cache = sink, cache
         self._model_arm, self._model_len, self._classes = model_arm, model_len, classes
         self._handles = Handles[State]()
 
@@ -91,7 +91,7 @@ class Tracker:
         text = np.concatenate([prompt, np.array(output, np.int32)], dtype=np.int32)
         payoff = self._model_arm.payoff(self._model_len) if self._model_len else 1.0
         slot = self.table.add(
-            request, options, text, len(prompt), payoff, self._sink.names(request, options)
+            request, options, text, len(prompt), payoff, self.sink.names(request, options)
         )
         self.counters.started += 1
         row = self.table.arrays.requests[slot]
@@ -181,7 +181,7 @@ class Tracker:
         slot = self.table.remove(name)
         self.counters.stopped += 1
         try:
-            cycles.close_request(self.state(), slot, self._sink.word(reason))
+            cycles.close_request(self.state(), slot, self.sink.word(reason))
             if self._cache is not None:
                 self._cache.stop(name)
             self.memories.end(int(self.table.arrays.requests["memory"][slot]))

@@ -85,12 +85,11 @@ class SuffixCache:
         Args:
             clock: seconds; a tenant that was idle for an hour may lose its floor to another.
         """
-        s = settings
         self.limits = Limits(
-            s.suffix_max_depth, s.suffix_max_draft, s.suffix_max_factor, s.suffix_max_offset,
-            s.suffix_min_prob,
+            settings.suffix_max_depth, settings.suffix_max_draft, settings.suffix_max_factor,
+            settings.suffix_max_offset, settings.suffix_min_prob,
         )  # fmt: skip
-        self._budget = int(s.cache_gib * 2**30)
+        self._budget = int(settings.cache_gib * 2**30)
         pages = max(self._budget // PAGE_BYTES, 4)
         size = max((pages * at.PAGE).bit_length(), LEAST)
         self.pool: Pool = at.new_pool(pages + 1, 1 << size, 256)

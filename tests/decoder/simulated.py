@@ -167,17 +167,19 @@ class Router(DraftRouter):
 
 
 def decode_all(
-    router: Router, name: str, prompt: list[int], output: list[int], options: RequestOptions
+    router: DraftRouter, name: str, prompt: list[int], output: list[int], options: RequestOptions
 ) -> None:
     """Decode ``output`` as an engine does: what agrees is accepted, and a token added."""
     router.start(name, np.array(prompt, np.int32), options)
-    router.observe([Committed(name, output[:1], 0)], 1)
+    report = router.report([name], [output[:1]], 0, 0, 1)
+    router.observe(report)
     done = 1
     while name in router and done < len(output):
-        draft = list(router.choose([name])[0].tokens)
+        draft = list(router.choose(report)[0].tokens)
         committed = output[done : done + naive_accepted_length(draft, output[done:]) + 1]
         done += len(committed)
-        router.observe([Committed(name, committed, len(draft))], 1 + len(draft))
+        report = router.report([name], [committed], len(draft), 0, 1 + len(draft))
+        router.observe(report)
     router.stop(name, "abort")
     router.settle()
 

@@ -177,7 +177,7 @@ print(len(ours), sum(sum(f.stats.cache_misses.values()) for f in ours))
 
 
 def test_what_is_kept_serves_a_process_that_imports_in_another_order() -> None:
-    for order in (*ORDERS, ORDERS[0]):
+    run("-c", f"import {ORDERS[0]}")
+    for order in ORDERS:
         functions, missed = map(int, run("-c", f"import {order}\n{HITS}").split())
-        assert functions > 15
-    assert missed == 0
+        assert functions > 15 and not missed

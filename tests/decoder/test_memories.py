@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from decoder.contracts.features import RECALLED
 from decoder.core.payoff.memory import (
     KINDS,
     LEAST,
@@ -30,9 +31,9 @@ def take_in(memories: Memories, row: int, keys: tuple[int, ...], accepted: int, 
 
 def told(memories: Memories, row: int, keys: tuple[int, ...] = SOME) -> list[float]:
     """Mean log payoff, mean share and log weight by key."""
-    out = np.zeros(3 * KINDS, np.float32)
+    out = np.zeros(KINDS, RECALLED)
     recall(memories.payoffs, row, np.array(keys), out)
-    return out.tolist()
+    return out.view(np.float32).tolist()
 
 
 def asked(memories: Memories, key: str) -> list[float]:

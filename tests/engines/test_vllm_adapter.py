@@ -324,7 +324,7 @@ def test_what_the_adapter_takes_is_our_own_time_and_not_the_targets(
         given.pop(name)
     e.runner = Ticking(**given)
     router = e.worker.router
-    router.turns, router._sink = None, (sink := KeepingSink())
+    router.turns, router.requests.sink = None, (sink := KeepingSink())
     monkeypatch.setattr(time, "perf_counter", lambda: 1.0 + e.runner.ticks * 1e-6)
     during, drafting = e.adapter.during_step, e.draft
 

@@ -49,7 +49,7 @@ class Plan:
         k: int,
     ) -> Plan:
         """A plan for a batch of ``size``, by those ``rows`` of it that may have a draft."""
-        drafts, left = [()] * size, [0] * size
+        drafts, left = list[tuple[int, ...]]([()] * size), [0] * size
         for row, tokens, room in zip(rows, given, rooms, strict=True):
             drafts[row], left[row] = tuple(tokens), room
         return cls(tuple(drafts), tuple(left), k)
