@@ -19,7 +19,7 @@ from decoder.contracts.features import FloatArray
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
 from decoder.core.payoff.model_arm import chance_of
-from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
+from decoder.core.router import Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.method import Method
@@ -293,18 +293,21 @@ class Engine:
         )  # fmt: skip
         router.start(turn.name, turn.prompt, options)
         self._cache.index(None)
-        router.observe([Committed(turn.name, turn.output[:1], 0)], 0)
+        report = router.report([turn.name], [turn.output[:1]])
+        router.observe(report)
         # of a draft that goes on behind the end an engine tells all that was accepted
         told = [*turn.output, PAST] if ends or len(turn.output) >= trace.allowed else turn.output
         done = 1
         while done < len(turn.output):
-            (decision,) = router.choose([turn.name])
+            (decision,) = router.choose(report)
             cycle = _verified(decision, turn, model, done)
-            router.drafted([turn.name], [cycle.verified], cycle.drafted)
+            router.drafted(report, [cycle.verified], cycle.drafted)
             yield cycle
             made = told[done : done + cycle.accepted + 1]
-            outcome = Committed(turn.name, made, cycle.verified)
-            router.observe([outcome], 1 + cycle.verified, self._usual)
+            tokens, verified = [made], cycle.verified
+            report = router.report([turn.name], tokens, verified, 0, 1 + verified)
+            report.usual = self._usual
+            router.observe(report)
             if not self._usual:
                 router.settle()
             done += cycle.committed

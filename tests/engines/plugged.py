@@ -54,7 +54,7 @@ def keep_events(worker: Worker) -> Ring:
     from decoder.telemetry.ring import Ring
 
     ring = Ring(1_000_000)
-    worker.router._sink = Sink(ring)
+    worker.router.requests.sink = Sink(ring)
     return ring
 
 
@@ -62,7 +62,7 @@ def events_in(worker: Worker) -> list[DraftEvent]:
     """The events that such a worker keeps."""
     from tests.decoder.telemetry.telling import events_of
 
-    return events_of(worker.router._sink.ring)  # type: ignore[arg-type]
+    return events_of(worker.router.requests.sink.ring)  # type: ignore[arg-type]
 
 
 def worker_of(runner: Any) -> Worker:

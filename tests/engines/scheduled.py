@@ -223,12 +223,12 @@ class Scheduled:
 
         out = self.scheduler.schedule()
         self.preemptions += len(out.preempted_req_ids or ())
-        self.adapter.before_step(self.runner, out)
+        self.adapter.begin_step(out)
         self._update(out)
         if not out.total_num_scheduled_tokens:
             self.scheduler.update_from_output(out, EMPTY_MODEL_RUNNER_OUTPUT)
             return
-        self.adapter.during_step(self.runner)
+        self.adapter.during_step(exposed=True)
         names = list(out.num_scheduled_tokens)
         self._fill(names)
         computed = {n: self._computed[n] for n in names}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from decoder.core.choice import Chosen
+from decoder.contracts.bundle import Policy
+from decoder.core.choice import Chosen, Step
 from decoder.engines.vllm.v1.reading import DEPTH, Reading
 from decoder.policy.rule import NONE
 from tests.decoder.simulated import model_alone
@@ -59,10 +60,10 @@ def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(bloc
     assert late is not None
     drafted, skipped = set[str](), set[str]()
 
-    def noting(names: Sequence[str], most: int | None, unread: Collection[str], **rest: Any) -> Any:
-        decisions = choose(names, most, unread, **rest)
-        asking = {n for n, d in zip(names, decisions, strict=True) if d.arm == "model"}
-        assert not asking & unread
+    def noting(report: Any) -> Any:
+        decisions = choose(report)
+        asking = {n for n, d in zip(report.names, decisions, strict=True) if d.arm == "model"}
+        assert not asking & report.unable
         drafted.update(asking)
         skipped.update(late.skipped)
         return decisions
@@ -95,10 +96,11 @@ def alike(name: str) -> Sequence[int]:
     return tuple(own if int(name) // 100 % 2 else SYSTEM + own[:400])
 
 
-def wherever_it_can(*asked: Any, unread: Any, **rest: Any) -> Chosen:
+def wherever_it_can(policy: Policy, step: Step) -> Chosen:
     """A model draft of each request that can have one."""
-    chosen = model_alone(3)(*asked, **rest)
-    chosen.arms[unread], chosen.lengths[unread] = NONE, 0
+    chosen = model_alone(3)(policy, step)
+    for name, value in (("wanted", NONE), ("length", 0)):
+        step.candidates[name][step.unable] = value
     return chosen
 
 
@@ -112,17 +114,18 @@ class Serves:
     def __init__(self, blocks: int = 2_000, tokens: int = 16) -> None:
         self.account = Late(14, 1)
         self.e = Scheduled(config(tokens=tokens), alike, reading=self.account, blocks=blocks)
-        self.e.worker.router._choice = wherever_it_can
+        self.e.worker.router._rule = wherever_it_can
         self.e.worker.router.turns = None
         self.drafted, self.blind = list[str](), set[str]()
         drafted = self.e.worker.router.drafted
 
-        def noting(names: Sequence[str], lengths: Sequence[int], k: int) -> None:
-            for name in (n for n, length in zip(names, lengths, strict=True) if k and length):
+        def noting(report: Any, lengths: Sequence[int], k: int) -> None:
+            asked = zip(report.names, lengths, strict=True)
+            for name in (n for n, length in asked if k and length):
                 self.drafted += [name] * (name not in self.drafted)
                 if not self.was_read(name):
                     self.blind.add(name)
-            drafted(names, lengths, k)
+            drafted(report, lengths, k)
 
         self.e.worker.router.drafted = noting  # type: ignore[method-assign]
 

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from decoder.contracts.bundle import Policy, frequency_policy
-from decoder.core.table import CYCLE, LENGTH
 from decoder.engines.reference.session import Session
 from tests.conftest import random_policy
 from tests.engines.plugged import run_apart
@@ -69,9 +68,10 @@ def note_drafts(router: Any) -> list[tuple[str, int, list[int]]]:
     noted: list[tuple[str, int, list[int]]] = []
     choose = router.choose
 
-    def choosing(names: list[str], *rest: Any, **more: Any) -> Any:
-        decisions = choose(names, *rest, **more)
-        noted.extend((told, at, tokens) for _, told, at, tokens in drafts_in(router, names))
+    def choosing(report: Any) -> Any:
+        decisions = choose(report)
+        found = drafts_in(router, report.names)
+        noted.extend((told, at, tokens) for _, told, at, tokens in found)
         return decisions
 
     router.choose = choosing
@@ -85,11 +85,11 @@ def drafts_in(router: Any, names: Sequence[str]) -> list[tuple[str, str, int, li
     for name in names:
         if name in router.table:
             table, slot = router.table.arrays, router.table.slots[name]
-            cycle = table.requests[slot, CYCLE]
+            cycle = table.requests["cycle"][slot]
             length = int(table.rows[cycle]["draft_len"]) if cycle >= 0 else 0
             if length:
                 told = router.table.options[slot].opaque or name
-                at = int(table.requests[slot, LENGTH])
+                at = int(table.requests["length"][slot])
                 found.append((name, told, at, table.drafts[cycle, :length].tolist()))
     return found
 
@@ -161,9 +161,9 @@ def _swap_at_every_choice(router: Any) -> None:
     policies, version = itertools.cycle(swapped_policies()), itertools.count(1)
     choose = router.choose
 
-    def choosing(names: Sequence[str]) -> Any:
+    def choosing(report: Any) -> Any:
         router.policy = replace(next(policies), version=next(version))
-        return choose(names)
+        return choose(report)
 
     router.choose = choosing
 

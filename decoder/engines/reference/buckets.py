@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, FloatArray
-from decoder.core.choice import Chosen, room_of
+from decoder.core.choice import Chosen, Step
 from decoder.core.events import Log
-from decoder.policy.loops import draft_length, share_out, yields_of_places
-from decoder.policy.pricing import CostTable, value_of
+from decoder.policy.loops import Terms, draft_length, share_out, yields_of_places
+from decoder.policy.pricing import value_of
 
 HALVES: Final = 1024
 """Steps after which counts lose half their weight."""
@@ -58,36 +58,25 @@ class Buckets:
         found[np.arange(POSITIONS) >= features[:, _LENGTH, None]] = 0.0
         return found
 
-    def __call__(
-        self,
-        policy: Policy,
-        features: FloatArray,
-        owners: NDArray[np.int64],
-        n: int,
-        rows: int,
-        costs: CostTable,
-        rate: float,
-        model_len: int,
-        *,
-        odds: NDArray[np.float64],
-        most: int | None = None,
-        **_: Any,
-    ) -> Chosen:
+    def __call__(self, policy: Policy, step: Step) -> Chosen:
         """As :func:`decoder.core.choice.choose`; model drafts yield what they did lately."""
         self._steps += 1
         if self._steps % HALVES == 0:
             self._accepted /= 2.0
             self._observed /= 2.0
+        n, rows, costs, k = len(step.candidates), step.batch_size, step.costs, step.model_len
         curves = np.zeros((n, POSITIONS), np.float32)
-        curves[owners] = self.curves(features)
-        value = value_of(costs, rows, rate)
-        room = room_of(most)
-        yields = np.empty((n, max(model_len, 1)), np.float32)
-        yields[:] = yields_of_places(odds, model_len) if model_len else 0.0
-        k = draft_length(yields, value, rows, room, costs.dense, costs.prices) if model_len else 0
+        curves[step.owners] = self.curves(step.features)
+        terms = Terms(value_of(costs, rows, step.rate), rows, step.budget, costs.prices)
+        yields = np.empty((n, max(k, 1)), np.float32)
+        yields[:] = yields_of_places(step.odds, k) if k else 0.0
+        k = draft_length(yields, terms, costs.dense) if k else 0
         model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
-        shared = share_out(curves, model, k, value, rows, room, costs.dense, costs.prices)
-        return Chosen(*shared[:2], curves.sum(axis=1), model, k or model_len)
+        arms, lengths, _ = share_out(curves, model, k, terms, costs.dense)
+        candidates = step.candidates
+        candidates["wanted"], candidates["length"] = arms, lengths
+        candidates["expected"], candidates["model"] = curves.sum(axis=1), model
+        return Chosen(k or step.model_len)
 
 
 class RuleLog(Log):

@@ -69,7 +69,7 @@ class Method:
         router = DraftRouter(
             cache, self.policy, token_classes, log, self.model,
             model_draft_tokens=self.longest(settings), costs=costs, floor=floor,
-            choice=rule or choose,
+            rule=rule or choose,
         )  # fmt: skip
         return router, log
 

@@ -10,16 +10,16 @@ import pytest
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy, frequency_policy
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
-from decoder.core.choice import Chosen, choose
+from decoder.core.choice import Chosen, Step, choose
 from decoder.core.guards.floor import Floor
-from decoder.core.router import Committed, DraftRouter, RequestOptions
+from decoder.core.router import RequestOptions
 from decoder.drafting.drafts import STOCK
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
 from decoder.trial.turns import Turns
 from tests.conftest import random_policy
-from tests.decoder.simulated import Router, decode_all
+from tests.decoder.simulated import Committed, Router, decode_all
 
 EVERYBODY = (PLAIN, SUFFIX, MODEL, FIRST)
 
@@ -34,7 +34,7 @@ def playing(
     return Router(frequency_policy("s"), True, floor=Floor(True), turns=turns, **rest)
 
 
-def decode(router: DraftRouter, requests: int, tokens: int = 150) -> int:
+def decode(router: Router, requests: int, tokens: int = 150) -> int:
     """Decode loops with a stretch of news in between; tokens committed by cycles."""
     for number in range(requests):
         text = [1, 2, 3, 4, 5, 6, 7, 8] * 5 + list(range(9, 30)) + [3, 1, 4, 1, 5, 9] * 15
@@ -113,20 +113,17 @@ def test_the_worker_learns_to_serve_from_the_champion_alone() -> None:
     assert router.rate.value > 1.5, "plain decoding, most of the steps, would have it near 1"
 
 
-@pytest.mark.parametrize("raises", [True, False])
 def test_a_side_that_raises_costs_its_block_and_plays_no_more(
-    raises: bool, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Or one whose choice cannot be carried out."""
-
-    def rule(policy: Policy, *arguments: Any, **more: Any) -> Chosen:
-        chosen = choose(policy, *arguments, **more)
-        if raises and policy.role == TRIAL:
+    def rule(policy: Policy, step: Step) -> Chosen:
+        chosen = choose(policy, step)
+        if policy.role == TRIAL:
             raise RuntimeError("spoilt")
-        return chosen._replace(arms=chosen.arms[:0]) if policy.role == TRIAL else chosen
+        return chosen
 
     held = {TRIAL: replace(random_policy(), role=TRIAL, share=0.5)}
-    router = playing((), 0.0, held, choice=rule)
+    router = playing((), 0.0, held, rule=rule)
     assert decode(router, 10) == 10 * 149 and router.turns is not None
     assert not [e for e in router.kept.every if e.side == TRIAL]
     assert "'trial' plays no more" in caplog.text
@@ -135,13 +132,13 @@ def test_a_side_that_raises_costs_its_block_and_plays_no_more(
 
 
 def test_a_step_that_is_chosen_again_is_counted_once() -> None:
-    def rule(policy: Policy, *arguments: Any, **more: Any) -> Chosen:
+    def rule(policy: Policy, step: Step) -> Chosen:
         if policy.role == TRIAL:
             raise RuntimeError("spoilt")
-        return choose(policy, *arguments, **more)
+        return choose(policy, step)
 
     held = {TRIAL: replace(random_policy(), role=TRIAL, share=0.5)}
-    router = playing((), 0.0, held, choice=rule)
+    router = playing((), 0.0, held, rule=rule)
     router.start("r", np.array([1, 2, 3], np.int32), RequestOptions(500, 4096))
     router.observe([Committed("r", [4], 0)], 3)
     assert router.turns is not None and router.pause is not None

@@ -57,13 +57,13 @@ def full_graphs_of_plain_steps(runner: Any) -> None:
 def _execute_model(
     original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    adapter = adapter_of(runner)
+    adapter: Any = adapter_of(runner)
     if adapter is None:
         return original(runner, scheduler_output, *args, **kwargs)
-    adapter.before_step(runner, scheduler_output)
+    adapter.begin_step(scheduler_output)
     result = original(runner, scheduler_output, *args, **kwargs)
-    adapter.during_step(runner)
-    adapter.after_step(runner, scheduler_output)
+    adapter.during_step(exposed=runner.device.type == "cpu")
+    adapter.after_step(idle=not (scheduler_output.total_num_scheduled_tokens or runner.requests))
     return result
 
 
