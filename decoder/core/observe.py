@@ -181,8 +181,7 @@ def observe(
 
     Args:
         handle: of the :class:`~decoder.core.table.State`.
-        advanced: [n], whose ``done`` says what was done for each meanwhile, and then what is to
-            be done.
+        advanced: [n], whose ``done`` says what was done for each meanwhile.
         tokens: of all, up to the ``end`` of each.
         steps: [1], of which sums are added up.
         first: of the requests, to go on with.
@@ -192,8 +191,7 @@ def observe(
     """
     state = state_of(handle)
     table, pool, payoffs, step = state.table, state.pool, state.payoffs, steps[0]
-    if first == 0:
-        step["drafts"] = advanced["verified"].sum()
+    step["drafts"] = advanced["verified"].sum()
     for i in range(first, len(advanced)):
         report = advanced[i]
         slot, done = report["slot"], report["done"]

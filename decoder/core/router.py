@@ -164,22 +164,34 @@ class DraftRouter:
         self._count_own_time(ran)
         self._settle()
         self._last = max(report.step_tokens, 1), ran.drafted
-        known, compared = self.counters.tokens, self.turns is not None and self.turns.dealing
-        slots = report.advanced["slot"].copy() if compared else None
+        compared = self.turns is not None and self.turns.dealing
+        slots = report.advanced["slot"].copy() if compared else NOBODY
         progress = self.requests.advance(report, step_us, compared)
         self._learn(report, ran, progress, step_us)
         now = self.timer.spent(began)
-        if ran.decided and report.names and self.turns is not None and slots is not None:
-            drafts = progress.drafts
-            came = ran.came_to(
-                self.costs.table, report.names, drafts, step_us, now, report.usual
-            )._replace(tokens=self.counters.tokens - known)
-            if ran.side is not None:
-                made = report.advanced["committed"]
-                groups, sessions = self.table.shared(report.names, slots, made)
-                came = came._replace(groups=groups, sessions=sessions, foretold=progress.predicted)
-            alone = report.step_tokens == len(report.names) + drafts
-            self.turns.book(ran.side, came, alone)
+        if compared and ran.decided and report.names:
+            self._compare(report, ran, progress, slots, step_us, now)
+
+    def _compare(
+        self,
+        report: StepReport,
+        ran: StepTimer,
+        progress: Progress,
+        slots: NDArray[np.int64],
+        step_us: float,
+        now: float,
+    ) -> None:
+        """Add a step to the account of the side that decided it; ``slots`` are those of its
+        requests, some of which have left by now."""
+        assert self.turns is not None
+        rows, drafts = len(report.names), progress.drafts
+        came = ran.came_to(self.costs.table, report.names, drafts, step_us, now, report.usual)
+        came = came._replace(tokens=progress.tokens)
+        if ran.side is not None:
+            made = report.advanced["committed"]
+            groups, sessions = self.table.shared(report.names, slots, made)
+            came = came._replace(groups=groups, sessions=sessions, foretold=progress.predicted)
+        self.turns.book(ran.side, came, report.step_tokens == rows + drafts)
 
     def _count_own_time(self, ran: StepTimer) -> None:
         if not ran.decided:

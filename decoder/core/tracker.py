@@ -36,6 +36,7 @@ class Progress(NamedTuple):
     verified: int  # draft tokens in them
     predicted: int  # tokens of all that their own text predicted, where these are counted
     drafts: int  # draft tokens verified of all
+    tokens: int  # committed of all
 
 
 class Tracker:
@@ -123,6 +124,7 @@ class Tracker:
             compared: whether to count the tokens that text predicted.
         """
         advanced, step = report.advanced, np.zeros(1, observe.OBSERVED)
+        before = self.counters.tokens
         step["step_tokens"], step["step_us"] = report.step_tokens, step_us
         step["compared"] = compared
         at, why = 0, -1
@@ -137,7 +139,8 @@ class Tracker:
         if began and self._cache is not None:
             for place in np.flatnonzero(advanced["done"] & observe.BEGUN).tolist():
                 self._cache.book(report.names[place])
-        return Progress(closed, committed, verified, predicted, drafts)
+        made = self.counters.tokens - before
+        return Progress(closed, committed, verified, predicted, drafts, made)
 
     def _is_over(self, why: int, place: int, report: StepReport) -> bool:
         """Do what a request needs of Python; whether it is followed no more."""

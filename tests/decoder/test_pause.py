@@ -17,7 +17,7 @@ from tests.decoder.simulated import Router
 
 PLAIN = 5_000.0
 STEPS = 10_000
-ONE = Progress(closed=1, committed=1, verified=0, predicted=0, drafts=0)
+ONE = Progress(closed=1, committed=1, verified=0, predicted=0, drafts=0, tokens=1)
 
 
 @dataclass(frozen=True)
