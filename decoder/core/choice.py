@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
-from decoder.contracts.features import FEATURE_ROW, FloatArray
+from decoder.contracts.features import NUM_FEATURES, FloatArray
 from decoder.policy.estimate import Estimate, decide_each, estimate
 from decoder.policy.loops import by_survival, yields_of_places
 from decoder.policy.pricing import CostTable
@@ -26,20 +26,21 @@ class Step(NamedTuple):
     """What a step's requests may verify, and what a choice depends on beside their drafts."""
 
     candidates: NDArray[Any]  # of CANDIDATE [n]: a rule fills wanted, length, expected and model
-    features: FloatArray  # [m, features] of their cache drafts
+    drafts: NDArray[Any]  # of FEATURE_ROW [m], of their cache drafts
     situation: NDArray[Any]  # of SITUATION [1]
     costs: CostTable
     odds: NDArray[np.float64]  # log-odds that a model draft's token of each place is accepted
+    unable: NDArray[np.int64]  # which of the n requests no model draft can be made for
+
+    @property
+    def features(self) -> FloatArray:
+        """Of the cache drafts, float32 [m, features]: the same memory."""
+        return self.drafts.view(np.float32).reshape(len(self.drafts), NUM_FEATURES)
 
     @property
     def owners(self) -> NDArray[np.int64]:
         """Which of the n requests has each draft [m]."""
         return np.flatnonzero(self.candidates["draft"] >= 0)
-
-    @property
-    def unable(self) -> NDArray[np.int64]:
-        """Which of the n requests no model draft can be made for."""
-        return np.flatnonzero(self.candidates["unable"])
 
     @property
     def batch_size(self) -> int:
@@ -100,7 +101,7 @@ def choose(policy: Policy, step: Step) -> Chosen:
     if not policy.use_model:
         step.situation["model_len"] = 0
     k, worth = by_survival(
-        policy.flat, step.features.view(FEATURE_ROW)[:, 0], step.candidates, step.situation,
+        policy.flat, step.drafts, step.candidates, step.situation,
         step.odds, step.costs.dense,
     )  # fmt: skip
     return Chosen(k or longest, worth)
@@ -117,14 +118,14 @@ def _fit(candidates: NDArray[Any], budget: int) -> None:
 
 def _threshold(policy: Policy, step: Step) -> Chosen:
     found, owners, n = estimate(policy, step.features), step.owners, len(step.candidates)
-    k, unable = step.model_len if policy.use_model else 0, step.candidates["unable"] > 0
+    k, unable = step.model_len if policy.use_model else 0, step.unable
     expected, lengths = np.zeros(n, np.float32), np.zeros(n, np.int32)
     expected[owners], lengths[owners] = found.expected, found.lengths
     model = np.full(n, yields_of_places(step.odds, k)[-1] if k else 0.0, np.float32)
     model[unable] = 0.0
     every, situation = Estimate(expected, lengths), Situation(step.costs, step.model_len)
     wanted = decide_each(policy, every, model, situation, owners, 0.0)
-    without = unable & (wanted.arms == MODEL)
+    without = unable[wanted.arms[unable] == MODEL]
     wanted.arms[without], wanted.lengths[without] = NONE, 0
     candidates = step.candidates
     candidates["wanted"], candidates["length"] = wanted.arms, wanted.lengths

@@ -17,7 +17,7 @@ from decoder.compiled import (
     opener,
 )
 from decoder.core.guards.floor import FLOOR, add, lengths_worth, outcomes_of
-from decoder.core.table import STEP_CHOICE, State, Table, state_of
+from decoder.core.table import STEP_CHOICE, state_of
 from decoder.policy.rule import CACHE, MODEL, NONE, SITUATION
 from decoder.telemetry.ring import FULL, HEAD, NAMES, OWN, SETTLED, STEP, UNREADABLE
 
@@ -53,8 +53,9 @@ outbox_of = opener(Outbox)
 
 
 @compiled
-def await_settling(table: Table, number: int, accepted: int, censored: int) -> None:
+def await_settling(handle: Handle, number: int, accepted: int, censored: int) -> None:
     """All is known of a cycle. Mutates."""
+    table = state_of(handle).table
     row, counts = table.rows[number], table.counts[0]
     row["accepted"], row["censored"] = accepted, censored
     table.unsettled[counts["unsettled"]] = number
@@ -62,8 +63,9 @@ def await_settling(table: Table, number: int, accepted: int, censored: int) -> N
 
 
 @compiled
-def free_cycle(table: Table, number: int) -> None:
+def free_cycle(handle: Handle, number: int) -> None:
     """Nobody knows a cycle any more. Mutates."""
+    table = state_of(handle).table
     counts = table.counts[0]
     table.free[counts["free"]] = number
     counts["free"] += 1
@@ -76,11 +78,11 @@ def close_request(handle: Handle, slot: int, censored: int) -> None:
     request = table.requests[slot]
     for i in range(request["num_open"]):
         number = table.open[slot, i]
-        await_settling(table, number, table.cycles[number]["held"], censored)
+        await_settling(handle, number, table.cycles[number]["held"], censored)
     request["num_open"] = 0
     number, request["cycle"] = request["cycle"], -1
     if number >= 0 and table.rows[number]["draft_len"] == 0:
-        free_cycle(table, number)
+        free_cycle(handle, number)
 
 
 @compiled
@@ -114,16 +116,16 @@ def shared_choice(
 
 
 @compiled
-def open_cycle(state: State, slot: int, candidate: Any, steps: NDArray[Any]) -> int:
+def open_cycle(handle: Handle, slot: int, candidate: Any, steps: NDArray[Any]) -> int:
     """Open a cycle of a request; its number. Mutates.
 
     ``steps`` [1] is no record: of an array that nobody holds a record would dangle.
     """
-    table = state.table
-    request, counts = table.requests[slot], table.counts[0]
+    state = state_of(handle)
+    table, request, counts = state.table, state.table.requests[slot], state.table.counts[0]
     before = request["cycle"]
     if before >= 0 and table.rows[before]["draft_len"] == 0:
-        free_cycle(table, before)
+        free_cycle(handle, before)
     counts["free"] -= 1
     number = int(table.free[counts["free"]])
     raw, event, cycle = table.raw[number], table.rows[number], table.cycles[number]
@@ -144,9 +146,10 @@ def open_cycle(state: State, slot: int, candidate: Any, steps: NDArray[Any]) -> 
 
 
 @compiled
-def open_label(state: State, number: int, draft: int, cached: int) -> int:
+def open_label(handle: Handle, number: int, draft: int, cached: int) -> int:
     """Keep the cache draft of a cycle until its label is known, if there is a place for it; its
     length. ``cached`` is what the cache arm verifies of it. Mutates."""
+    state = state_of(handle)
     table, offers = state.table, state.offers
     cycle, event = table.cycles[number], table.rows[number]
     request = table.requests[cycle["slot"]]
@@ -165,11 +168,12 @@ def open_label(state: State, number: int, draft: int, cached: int) -> int:
 
 
 @compiled
-def decide_cycle(state: State, number: int, candidate: Any, decision: Any) -> None:
+def decide_cycle(handle: Handle, number: int, candidate: Any, decision: Any) -> None:
     """Fill in what a request verifies in a cycle that has its draft. Mutates."""
-    cycle, event = state.table.cycles[number], state.table.rows[number]
+    table = state_of(handle).table
+    cycle, event = table.cycles[number], table.rows[number]
     arm, drafted = candidate["arm"], event["drafted_len"]
-    count_cache_cycle(state.table.requests[cycle["slot"]], arm == CACHE and drafted > 0)
+    count_cache_cycle(table.requests[cycle["slot"]], arm == CACHE and drafted > 0)
     decision["arm"] = NONE if arm == CACHE and not drafted else arm
     decision["length"] = drafted if arm == CACHE else 0
     decision["room"] = drafted if arm == MODEL else candidate["room"]
@@ -208,10 +212,10 @@ def open_cycles(
     decided, left = np.zeros(len(slots), DECISION), situation["budget"]
     for i in range(num_candidates):
         candidate = candidates[i]
-        number = open_cycle(state, slots[candidate["place"]], candidate, steps)
+        number = open_cycle(handle, slots[candidate["place"]], candidate, steps)
         length, most, draft = 0, candidate["length"], candidate["draft"]
         if draft >= 0:
-            length = open_label(state, number, draft, cached[draft])
+            length = open_label(handle, number, draft, cached[draft])
         if situation["fallback"]:
             most = state.table.cycles[number]["cached_len"]
         drafted = 0
@@ -221,7 +225,7 @@ def open_cycles(
             drafted = min(candidate["room"], situation["model_len"], left)
         state.table.rows[number]["drafted_len"] = drafted
         left -= drafted
-        decide_cycle(state, number, candidate, decided[candidate["place"]])
+        decide_cycle(handle, number, candidate, decided[candidate["place"]])
     return decided
 
 
@@ -250,8 +254,9 @@ def note_drafted(handle: Handle, slots: Int64Array, lengths: Int64Array) -> None
 
 
 @compiled
-def label_event(table: Table, number: int, words: NDArray[np.int64]) -> None:
+def label_event(handle: Handle, number: int, words: NDArray[np.int64]) -> None:
     """Fill in what only a settled cycle knows. Mutates."""
+    table = state_of(handle).table
     row, cycle, counts = table.rows[number], table.cycles[number], table.counts[0]
     length, verified, accepted = row["draft_len"], row["verified_len"], row["accepted"]
     label = 2 if length else 0
@@ -292,7 +297,7 @@ def settle(
             outcomes_of(cycle, row, dense, prices, outcomes)
             window = table.requests[cycle["slot"]]["window"]
             add(floors[0], window, cycle["committed"], outcomes, row["batch_size"])
-        label_event(table, number, out.words)
+        label_event(handle, number, out.words)
         if len(out.rows):
             if row["side"] < 0 or table.raw[number, _NAMES_AT] == _UNNAMED:
                 out.control[UNREADABLE] += 1
@@ -301,6 +306,6 @@ def settle(
             else:
                 out.rows[head % len(out.rows)] = table.raw[number]
                 head += 1
-        free_cycle(table, number)
+        free_cycle(handle, number)
     table.counts[0]["unsettled"] = 0
     return int(head)

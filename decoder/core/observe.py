@@ -15,12 +15,12 @@ from decoder.compiled import Handle, Int32Array, compiled, entry_point
 from decoder.contracts.features import RECENT
 from decoder.core import table as at
 from decoder.core.cycles import await_settling
-from decoder.core.payoff.memory import Payoffs, lacks, learn
+from decoder.core.payoff.memory import lacks, learn
 from decoder.core.payoff.model_arm import observe_model, payoff_of
 from decoder.core.requests import ADVANCED
-from decoder.core.table import State, Table, state_of
+from decoder.core.table import state_of
 from decoder.drafting.matches import BACK, foretold
-from decoder.drafting.pages import append_both, fits
+from decoder.drafting.pages import Pool, append_both, fits
 from decoder.policy.rule import MODEL, NONE
 
 DONE, WRITE, GROW, LOST, OVER = range(5)
@@ -39,6 +39,7 @@ OBSERVED: Final = np.dtype(
         ("verified", "i8"),
         ("predicted", "i8"),  # tokens that their own text predicted
         ("began", "i8"),  # requests that began a page
+        ("drafts", "i8"),  # draft tokens verified of all
     ],
     align=True,
 )
@@ -49,12 +50,13 @@ and a request's mean of model drafts."""
 
 
 @compiled
-def until_end(table: Table, slot: int, tokens: NDArray[np.int32]) -> tuple[int, int]:
+def until_end(handle: Handle, slot: int, tokens: NDArray[np.int32]) -> tuple[int, int]:
     """How many of ``tokens`` the client will see, and whether its request ends with them.
 
     An engine may report more than a request may have; counting what lies behind the end would
     overstate acceptance in every last cycle.
     """
+    table = state_of(handle).table
     request = table.requests[slot]
     left = max(request["max_tokens"] - (request["length"] - request["prompt_len"]), 0)
     for i in range(min(len(tokens), left)):
@@ -69,7 +71,7 @@ def until_end(table: Table, slot: int, tokens: NDArray[np.int32]) -> tuple[int, 
 @entry_point
 def visible(handle: Handle, slot: int, tokens: Int32Array) -> int:
     """How many of ``tokens`` the client of a request will see."""
-    return until_end(state_of(handle).table, slot, tokens)[0]
+    return until_end(handle, slot, tokens)[0]
 
 
 @compiled
@@ -86,10 +88,11 @@ def learn_payoff(request: Any, accepted: int, length: int) -> None:
 
 
 @compiled
-def resolve(table: Table, payoffs: Payoffs, slot: int, tokens: NDArray[np.int32]) -> None:
+def resolve(handle: Handle, slot: int, tokens: NDArray[np.int32]) -> None:
     """Compare a request's open drafts with what was committed behind them; those that broke off,
     or came to their end, are known. Mutates."""
-    request, kept = table.requests[slot], 0
+    state = state_of(handle)
+    table, request, kept = state.table, state.table.requests[slot], 0
     for i in range(request["num_open"]):
         number = table.open[slot, i]
         cycle, length = table.cycles[number], table.rows[number]["draft_len"]
@@ -103,17 +106,18 @@ def resolve(table: Table, payoffs: Payoffs, slot: int, tokens: NDArray[np.int32]
             kept += 1
             continue
         learn_payoff(request, held, length)
-        learn(payoffs, request["memory"], cycle["keys"], held, length)
-        await_settling(table, number, held, 0)
+        learn(state.payoffs, request["memory"], cycle["keys"], held, length)
+        await_settling(handle, number, held, 0)
     request["num_open"] = kept
 
 
 @compiled
-def count(state: State, slot: int, number: int, reported: int) -> None:
+def count(handle: Handle, slot: int, number: int, reported: int) -> None:
     """Count a closed cycle of which the engine ``reported`` so many tokens. Mutates.
 
     Nothing verified (a draft the scheduler had no room for) is a cycle of the arm "none".
     """
+    state = state_of(handle)
     table, odds = state.table, state.odds
     row, cycle = table.rows[number], table.cycles[number]
     verified, committed = row["verified_len"], cycle["committed"]
@@ -131,10 +135,10 @@ def count(state: State, slot: int, number: int, reported: int) -> None:
 
 
 @compiled
-def append(state: State, request: Any, tokens: NDArray[np.int32], done: int) -> int:
+def append(pool: Pool, request: Any, tokens: NDArray[np.int32], done: int) -> int:
     """Write what a request committed to its text and its context; what was done for it. Mutates."""
     index, count = request["index"], len(tokens)
-    if index and count and not done & WRITTEN and append_both(state.pool, index, tokens):
+    if index and count and not done & WRITTEN and append_both(pool, index, tokens):
         done |= BEGUN
     context, keep = request["context"], max(BACK - count, 0)
     for j in range(keep):
@@ -146,9 +150,10 @@ def append(state: State, request: Any, tokens: NDArray[np.int32], done: int) -> 
 
 
 @compiled
-def close_cycle(state: State, slot: int, report: Any, step: Any, reported: int) -> None:
+def close_cycle(handle: Handle, slot: int, report: Any, step: Any, reported: int) -> None:
     """Close the cycle of a request that a step advanced by ``reported`` tokens. Mutates."""
-    table, request = state.table, state.table.requests[slot]
+    table = state_of(handle).table
+    request = table.requests[slot]
     number, request["cycle"] = request["cycle"], -1
     if number < 0:
         return
@@ -159,9 +164,9 @@ def close_cycle(state: State, slot: int, report: Any, step: Any, reported: int) 
     step["closed"] += 1
     step["committed"] += report["committed"]
     step["verified"] += report["verified"]
-    count(state, slot, number, reported)
+    count(handle, slot, number, reported)
     if row["draft_len"] == 0:
-        await_settling(table, number, 0, 0)
+        await_settling(handle, number, 0, 0)
 
 
 @entry_point
@@ -176,8 +181,7 @@ def observe(
 
     Args:
         handle: of the :class:`~decoder.core.table.State`.
-        advanced: [n], whose ``done`` says what was done for each meanwhile, and then what is to
-            be done.
+        advanced: [n], whose ``done`` says what was done for each meanwhile.
         tokens: of all, up to the ``end`` of each.
         steps: [1], of which sums are added up.
         first: of the requests, to go on with.
@@ -187,6 +191,7 @@ def observe(
     """
     state = state_of(handle)
     table, pool, payoffs, step = state.table, state.pool, state.payoffs, steps[0]
+    step["drafts"] = advanced["verified"].sum()
     for i in range(first, len(advanced)):
         report = advanced[i]
         slot, done = report["slot"], report["done"]
@@ -194,7 +199,7 @@ def observe(
             continue
         request = table.requests[slot]
         came = tokens[(advanced[i - 1]["end"] if i else 0) : report["end"]]
-        length, ended = until_end(table, slot, came)
+        length, ended = until_end(handle, slot, came)
         if report["length"] and not ended and request["length"] + length != report["length"]:
             table.counts[0]["tokens"] += length
             return i, LOST
@@ -204,13 +209,13 @@ def observe(
         labels = request["num_open"]
         if labels and not done & GROWN and lacks(payoffs, request["memory"], labels):
             return i, GROW
-        report["done"] = append(state, request, came[:length], done)
+        report["done"] = append(pool, request, came[:length], done)
         step["began"] += report["done"] & BEGUN > 0
         step["predicted"] += foretold(pool, index, length * step["compared"])
         table.counts[0]["tokens"] += length
         report["committed"] = length
-        close_cycle(state, slot, report, step, len(came))
-        resolve(table, payoffs, slot, came[:length])
+        close_cycle(handle, slot, report, step, len(came))
+        resolve(handle, slot, came[:length])
         if ended:
             request["ended"] = ended
             return i + 1, OVER

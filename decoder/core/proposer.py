@@ -10,18 +10,9 @@ from numpy.typing import NDArray
 from decoder.compiled import Handle, Int64Array, compiled, entry_point
 from decoder.contracts.features import RECENT
 from decoder.core.payoff.memory import hashed, recall
-from decoder.core.table import State, Table, state_of
+from decoder.core.table import state_of
 from decoder.drafting.drafts import Limits
-from decoder.drafting.matches import (
-    BACK,
-    Continuation,
-    Scratch,
-    Written,
-    draft,
-    fetch,
-    newest,
-    scratch_for,
-)
+from decoder.drafting.matches import BACK, Continuation, draft, fetch, newest
 from decoder.drafting.pages import ORDERS
 
 LOOK_UP: Final = np.dtype(
@@ -58,13 +49,12 @@ class Found(NamedTuple):
 
 
 @compiled
-def room_of(table: Table, slot: int, longest: int) -> int:
+def room_of(request: Any, longest: int) -> int:
     """Tokens of a draft for a request, at most ``longest``; one place is kept for the target's own.
 
     While fewer than its least tokens are written a draft does not reach them: vLLM forbids the end
     in that place, too, by the length before it.
     """
-    request = table.requests[slot]
     if not request["speculates"] or request["ended"]:
         return 0
     written = request["length"] - request["prompt_len"]
@@ -116,8 +106,9 @@ def describe_match(features: Any, found: Found, probs: NDArray[np.float32]) -> N
 
 
 @compiled
-def describe_request(features: Any, table: Table, slot: int) -> None:
+def describe_request(features: Any, handle: Handle, slot: int) -> None:
     """Fill in what the table says of a request."""
+    table = state_of(handle).table
     request = table.requests[slot]
     written = request["length"] - request["prompt_len"]
     since_break = max(written - request["broke_at"], 0)
@@ -154,13 +145,14 @@ def keys_of(
 
 
 @compiled
-def describe(state: State, slot: int, row: int, found: Found, probs: NDArray[np.float32]) -> None:
+def describe(handle: Handle, slot: int, row: int, found: Found, probs: NDArray[np.float32]) -> None:
     """Fill row ``row`` of the offers with features and keys of the draft whose tokens are there."""
+    state = state_of(handle)
     features, request = state.offers.drafts[row], state.table.requests[slot]
     tokens, keys = state.offers.tokens[row, : found.best.length], state.offers.keys[row]
     keys_of(request["context"], request["length"], tokens, keys)
     describe_match(features, found, probs)
-    describe_request(features, state.table, slot)
+    describe_request(features, handle, slot)
     memory = state.payoffs.memories[request["memory"]]
     features["tenant_first"], features["tenant_log_payoff"] = memory["first"], memory["log_payoff"]
     recall(state.payoffs, request["memory"], keys, features["memory"])
@@ -168,19 +160,19 @@ def describe(state: State, slot: int, row: int, found: Found, probs: NDArray[np.
 
 
 @compiled
-def look_up(
-    state: State, slot: int, limits: Limits, ours: Written, theirs: Written, scratch: Scratch
-) -> Found:
-    """Ask a request's own text and its key's. Fills ``ours`` and ``theirs``."""
-    pool, request = state.pool, state.table.requests[slot]
+def look_up(handle: Handle, slot: int, limits: Limits) -> Found:
+    """Ask a request's own text and its key's. Overwrites the ``look_ups`` of the state."""
+    state = state_of(handle)
+    pool, request, ours, theirs = (
+        state.pool, state.table.requests[slot], state.look_ups.ours, state.look_ups.theirs
+    )  # fmt: skip
     own, shared = request["index"], pool.indexes[request["index"]]["shared"]
     context = request["context"][BACK - min(request["length"], BACK) :]
-    none = Continuation(0, 0, 0.0, 0)
-    mine, other = none, none
+    mine, other = Continuation(0, 0, 0.0, 0), Continuation(0, 0, 0.0, 0)
     if pool.indexes[own]["num_pages"] > 0:
-        mine = draft(pool, own, context, limits, ours, scratch)
+        mine = draft(pool, own, context, limits, ours, state.look_ups.scratch)
     if shared > 0 and pool.indexes[shared]["num_pages"] > 0:
-        other = draft(pool, shared, context, limits, theirs, scratch)
+        other = draft(pool, shared, context, limits, theirs, state.look_ups.scratch)
     agreement = 0
     while (
         agreement < min(mine.length, other.length)
@@ -194,15 +186,16 @@ def look_up(
 
 
 @compiled
-def prefetch(state: State, slots: NDArray[np.int64]) -> None:
+def prefetch(handle: Handle, slots: NDArray[np.int64]) -> None:
     """Have what the look-ups of a step will follow in the processor's caches."""
+    state = state_of(handle)
     pool = state.pool
     ahead = np.empty((2 * len(slots), len(ORDERS)), np.int64)
     for i in range(len(slots)):
         request = state.table.requests[slots[i]]
         own, context = request["index"], request["context"]
+        shared = pool.indexes[own]["shared"]
         for order in range(len(ORDERS)):
-            shared = pool.indexes[own]["shared"]
             ahead[2 * i, order] = newest(pool, own, context, order)
             ahead[2 * i + 1, order] = newest(pool, shared, context, order)
     fetch(pool, ahead.ravel())
@@ -223,15 +216,12 @@ def propose(
         how many requests may have a draft, and how many of them have a cache draft.
     """
     state, by = state_of(handle), look_ups[0]
-    offers, width = state.offers, state.offers.tokens.shape[1]
-    n, m, scratch = 0, 0, scratch_for(width)
-    ours = Written(np.empty(width, np.int32), np.empty(width, np.float32))
-    theirs = Written(np.empty(width, np.int32), np.empty(width, np.float32))
+    offers, n, m = state.offers, 0, 0
     if by["shown"]:
-        prefetch(state, slots)
+        prefetch(handle, slots)
     for place in range(len(slots)):
         slot = slots[place]
-        room = room_of(state.table, slot, by["longest"]) if slot >= 0 else 0
+        room = room_of(state.table.requests[slot], by["longest"]) if slot >= 0 else 0
         if room <= 0:
             continue
         candidate = offers.candidates[n]
@@ -242,13 +232,13 @@ def propose(
             continue
         most = min(room, by["most"])
         limits = Limits(by["depth"], most, by["factor"], by["offset"], by["least"])
-        found = look_up(state, slot, limits, ours, theirs, scratch)
+        found = look_up(handle, slot, limits)
         length = found.best.length
         if length == 0:
             continue
-        best = ours if found.local else theirs
+        best = state.look_ups.ours if found.local else state.look_ups.theirs
         offers.tokens[m, :length] = best.tokens[:length]
-        describe(state, slot, m, found, best.probs)
+        describe(handle, slot, m, found, best.probs)
         candidate["draft"] = m
         m += 1
     return n, m

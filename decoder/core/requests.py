@@ -74,7 +74,7 @@ class StepReport:
     usual: bool = True
     """False where the step also did work that had waited: it says nothing of costs."""
     others: int = 0
-    """Requests of the next step beside ``names``, which verify nothing."""
+    """Requests of the next step that the router does not follow, and which verify nothing."""
     budget: int | None = None
     """Draft tokens that the next step has room for, of all requests together."""
     unable: Collection[str] = ()
@@ -88,7 +88,7 @@ class StepReport:
     def of(
         cls,
         names: Sequence[str],
-        slots: Sequence[int],
+        slots: list[int],
         tokens: Sequence[Sequence[int]],
         verified: Sequence[int] | int,
         lengths: Sequence[int] | int,
@@ -104,7 +104,7 @@ class StepReport:
         advanced["slot"], advanced["verified"], advanced["length"] = slots, verified, lengths
         advanced["end"] = [*accumulate(map(len, tokens))]
         flat = np.array([*chain.from_iterable(tokens)], np.int32)
-        return cls(names, flat, advanced, step_tokens)
+        return cls(names, flat, advanced, step_tokens, others=slots.count(-1))
 
 
 class Decision(NamedTuple):

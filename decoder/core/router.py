@@ -164,22 +164,34 @@ class DraftRouter:
         self._count_own_time(ran)
         self._settle()
         self._last = max(report.step_tokens, 1), ran.drafted
-        known, slots = self.counters.tokens, report.advanced["slot"].copy()
-        verified = int(report.advanced["verified"].sum())
         compared = self.turns is not None and self.turns.dealing
+        slots = report.advanced["slot"].copy() if compared else NOBODY
         progress = self.requests.advance(report, step_us, compared)
-        self._learn(report, ran, progress, verified, step_us)
+        self._learn(report, ran, progress, step_us)
         now = self.timer.spent(began)
-        if ran.decided and report.names and self.turns is not None and compared:
-            came = ran.came_to(
-                self.costs.table, report.names, verified, step_us, now, report.usual
-            )._replace(tokens=self.counters.tokens - known)
-            if ran.side is not None:
-                made = report.advanced["committed"]
-                groups, sessions = self.table.shared(report.names, slots, made)
-                came = came._replace(groups=groups, sessions=sessions, foretold=progress.predicted)
-            alone = report.step_tokens == len(report.names) + verified
-            self.turns.book(ran.side, came, alone)
+        if compared and ran.decided and report.names:
+            self._compare(report, ran, progress, slots, step_us, now)
+
+    def _compare(
+        self,
+        report: StepReport,
+        ran: StepTimer,
+        progress: Progress,
+        slots: NDArray[np.int64],
+        step_us: float,
+        now: float,
+    ) -> None:
+        """Add a step to the account of the side that decided it; ``slots`` are those of its
+        requests, some of which have left by now."""
+        assert self.turns is not None
+        rows, drafts = len(report.names), progress.drafts
+        came = ran.came_to(self.costs.table, report.names, drafts, step_us, now, report.usual)
+        came = came._replace(tokens=progress.tokens)
+        if ran.side is not None:
+            made = report.advanced["committed"]
+            groups, sessions = self.table.shared(report.names, slots, made)
+            came = came._replace(groups=groups, sessions=sessions, foretold=progress.predicted)
+        self.turns.book(ran.side, came, report.step_tokens == rows + drafts)
 
     def _count_own_time(self, ran: StepTimer) -> None:
         if not ran.decided:
@@ -190,12 +202,12 @@ class DraftRouter:
         self.counters.exposed_us.append(ran.exposed_us)
 
     def _learn(
-        self, report: StepReport, ran: StepTimer, progress: Progress, verified: int, step_us: float
+        self, report: StepReport, ran: StepTimer, progress: Progress, step_us: float
     ) -> None:
-        """Learn from a step that verified so many tokens what steps cost, what the champion commits
-        in their time, and whether drafts are worth looking for."""
+        """Learn from a step what steps cost, what the champion commits in their time, and whether
+        drafts are worth looking for."""
         rows = len(report.names)
-        prefill = report.step_tokens - rows - verified
+        prefill = report.step_tokens - rows - progress.drafts
         if report.usual and prefill == 0 and ran.decided:
             self.costs.observe(report.step_tokens, rows, ran.drafted, step_us)
         if not (_serves(ran.side) and progress.closed and report.step_tokens):
@@ -255,18 +267,20 @@ class DraftRouter:
             shown = "none"
         n, m = proposer.propose(self.requests.state(), slots, self._look_up[shown])
         self.timer.end_proposals()
-        offers, live = self.table.offers, int(np.count_nonzero(slots >= 0))
+        offers, live = self.table.offers, len(slots) - slots.tolist().count(-1)
         candidates, batch_size = offers.candidates[:n], live + report.others
+        unable = NOBODY
         if report.unable:
-            names, unable = report.names, report.unable
-            candidates["unable"] = [names[p] in unable for p in candidates["place"].tolist()]
+            names = [report.names[place] for place in candidates["place"].tolist()]
+            candidates["unable"] = [name in report.unable for name in names]
+            unable = np.flatnonzero(candidates["unable"])
         prefill = min(report.waiting, max(report.capacity - batch_size, 0))
         situation = situation_of(
             batch_size, self.rate.value, self._model_len, self.costs.table, report.budget, prefill
         )
         self._asked = live
         return Step(
-            candidates, offers.features[:m], situation, self.costs.table, self.model_arm.odds
+            candidates, offers.drafts[:m], situation, self.costs.table, self.model_arm.odds, unable
         )
 
     def _guard(self, step: Step, side: Side | None, chosen: Chosen) -> Chosen:
@@ -320,9 +334,10 @@ class DraftRouter:
             self.requests.state(), self._slots, len(step.candidates), situation,
             self.costs.table.dense,
         )  # fmt: skip
-        self.timer.drafted = chosen.model_len if (step.candidates["arm"] == MODEL).any() else 0
+        models = MODEL in step.candidates["arm"].tobytes()
+        self.timer.drafted = chosen.model_len if models else 0
         self.timer.end_decisions()
-        return Decisions(decided, self.table.offers.tokens[: len(step.features)])
+        return Decisions(decided, self.table.offers.tokens[: len(step.drafts)])
 
     def drafted(self, report: StepReport, lengths: Sequence[int], k: int) -> None:
         """Take in what the engine made of the last choice.
@@ -390,4 +405,5 @@ def _shown(side: Side | None) -> str:
     return side.shown if side is not None else "worker"
 
 
+NOBODY: Final = np.zeros(0, np.int64)
 NO_FLOOR: Final = np.zeros(0, FLOOR)

@@ -27,7 +27,7 @@ from decoder.core.guards.floor import WINDOW
 from decoder.core.payoff.memory import KINDS, PRIOR_FIRST, PRIOR_LOG, Payoffs
 from decoder.core.requests import RequestOptions
 from decoder.drafting.drafts import Tokens
-from decoder.drafting.matches import BACK
+from decoder.drafting.matches import BACK, Scratch, Written, scratch_for
 from decoder.drafting.pages import Pool
 from decoder.policy.rule import ARMS, CANDIDATE
 from decoder.telemetry.ring import NAMES, ROW
@@ -136,6 +136,14 @@ class Offers(NamedTuple):
     keys: Annotated[NDArray[np.int64], 2]  # [requests, KINDS], of the memory
 
 
+class LookUps(NamedTuple):
+    """What look-ups overwrite."""
+
+    ours: Written  # the draft of a request's own text
+    theirs: Written  # that of its key's
+    scratch: Scratch
+
+
 class State(NamedTuple):
     """All that the compiled functions of a step work on."""
 
@@ -143,6 +151,7 @@ class State(NamedTuple):
     pool: Pool
     payoffs: Payoffs
     offers: Offers
+    look_ups: LookUps
     odds: Float64Array  # of the model arm, and what is known of them
     seen: Float64Array
     classes: Float32Matrix  # [vocabulary, classes]
@@ -178,6 +187,14 @@ def new_offers(requests: int, longest: int) -> Offers:
     )  # fmt: skip
 
 
+def new_look_ups(longest: int) -> LookUps:
+    """For cache drafts of ``longest`` tokens at most."""
+    ours, theirs = (
+        Written(np.zeros(longest, np.int32), np.zeros(longest, np.float32)) for _ in range(2)
+    )
+    return LookUps(ours, theirs, scratch_for(longest))
+
+
 def raw_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
     """The bytes of rows of a structured dtype: [n, bytes]."""
     return rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize)
@@ -189,6 +206,7 @@ class RequestTable:
     def __init__(self, longest: int) -> None:
         """Begin empty."""
         self.arrays, self.offers = new_table(64, 1024, longest), new_offers(64, longest)
+        self.look_ups = new_look_ups(longest)
         self.slots: dict[str, int] = {}
         self.options: dict[int, RequestOptions] = {}  # by slot
         self._free = list(range(63, -1, -1))

@@ -7,6 +7,7 @@ one whose bookkeeping fails.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -34,6 +35,8 @@ class Progress(NamedTuple):
     committed: int  # tokens in them
     verified: int  # draft tokens in them
     predicted: int  # tokens of all that their own text predicted, where these are counted
+    drafts: int  # draft tokens verified of all
+    tokens: int  # committed of all
 
 
 class Tracker:
@@ -62,18 +65,23 @@ class Tracker:
         self.sink, self._cache = sink, cache
         self._model_arm, self._model_len, self._classes = model_arm, model_len, classes
         self._handles = Handles[State]()
+        self._handle: Any = None
+        self._parts: tuple[Any, ...] = (None,)
 
     def state(self) -> Any:
         """The handle of all arrays, as :mod:`decoder.core.table` has them."""
         pool = self._cache.pool if self._cache is not None else NO_TEXT
         table = self.table
-        arm = self._model_arm
-        return self._handles.of(
-            State(
-                table.arrays, pool, self.memories.payoffs, table.offers, arm.odds, arm.seen,
-                self._classes, self.event,
-            )
-        )  # fmt: skip
+        parts = table.arrays, table.offers, pool, self.memories.payoffs
+        if not all(map(is_, parts, self._parts)):
+            self._parts, arm = parts, self._model_arm
+            self._handle = self._handles.of(
+                State(
+                    table.arrays, pool, self.memories.payoffs, table.offers, table.look_ups,
+                    arm.odds, arm.seen, self._classes, self.event,
+                )
+            )  # fmt: skip
+        return self._handle
 
     def start(
         self, request: str, prompt: Tokens, options: RequestOptions, output: Sequence[int] = ()
@@ -116,6 +124,7 @@ class Tracker:
             compared: whether to count the tokens that text predicted.
         """
         advanced, step = report.advanced, np.zeros(1, observe.OBSERVED)
+        before = self.counters.tokens
         step["step_tokens"], step["step_us"] = report.step_tokens, step_us
         step["compared"] = compared
         at, why = 0, -1
@@ -126,11 +135,12 @@ class Tracker:
             place = at - (why == observe.OVER)
             if self._is_over(why, place, report):
                 advanced["slot"][place] = -1
-        _, _, _, closed, committed, verified, predicted, began = step[0].item()
+        _, _, _, closed, committed, verified, predicted, began, drafts = step[0].item()
         if began and self._cache is not None:
             for place in np.flatnonzero(advanced["done"] & observe.BEGUN).tolist():
                 self._cache.book(report.names[place])
-        return Progress(closed, committed, verified, predicted)
+        made = self.counters.tokens - before
+        return Progress(closed, committed, verified, predicted, drafts, made)
 
     def _is_over(self, why: int, place: int, report: StepReport) -> bool:
         """Do what a request needs of Python; whether it is followed no more."""

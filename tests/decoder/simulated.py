@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from decoder.contracts.bundle import BUCKETS, Policy, frequency_policy
-from decoder.contracts.features import NUM_FEATURES
+from decoder.contracts.features import FEATURE_ROW, NUM_FEATURES
 from decoder.core.choice import Chosen, Step, choose, situation_of
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
@@ -72,7 +72,9 @@ def wanted_of(
     candidates["unable"][list(unable)] = 1
     situation = situation_of(n, rate, k, costs, budget, prefill)
     odds = np.zeros(16) if odds is None else odds
-    chosen = choose(policy, Step(candidates, features, situation, costs, odds))
+    drafts = np.ascontiguousarray(features, np.float32).view(FEATURE_ROW).reshape(-1)
+    rows = np.array(unable, np.int64)
+    chosen = choose(policy, Step(candidates, drafts, situation, costs, odds, rows))
     fields = (candidates[name].copy() for name in ("wanted", "length", "expected", "model"))
     return Wanted(*fields, *chosen)
 

@@ -125,11 +125,12 @@ def steps(policy: Policy | None = None) -> list[tuple[object, ...]]:
     ]
 
 
-def test_a_worker_without_numba_decides_as_one_with_it() -> None:
-    without = (
-        "import json, sys; sys.modules['numba'] = None; from tests.decoder import test_compiled"
-    )
-    told = json.loads(run("-c", f"{without}; print(json.dumps(test_compiled.steps()))"))
+@pytest.mark.parametrize(
+    "without", ["sys.modules['numba'] = None", "os.environ['NUMBA_DISABLE_JIT'] = '1'"]
+)
+def test_a_worker_without_numba_decides_as_one_with_it(without: str) -> None:
+    begin = f"import json, os, sys; {without}; from tests.decoder import test_compiled"
+    told = json.loads(run("-c", f"{begin}; print(json.dumps(test_compiled.steps()))"))
     *mine, predicted = zip(*steps(), strict=True)
     *theirs, foreseen = zip(*told, strict=True)
     assert mine == theirs and "cache" in mine[0]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,7 +186,7 @@ class Adapter:
             return Plan.nothing(size)
         self._chosen = report, rows
         end = step.limits.drafter_len if self.has_model else 0
-        most = np.array(self._longest_of(step.states, min(self._longest, step.longest)))[rows]
+        most = self._longest_of(step, rows)
         given, rooms = _given(chosen, most, end - report.advanced["length"], step.limits.vocabulary)
         k = min(int(rooms.max(initial=0)), self.worker.settings.model_draft_tokens)
         return Plan.of(size, rows, given, rooms.tolist(), k)
@@ -203,11 +203,13 @@ class Adapter:
                 [step.states[row].num_tokens for row in rows],
                 step.step_tokens,
             )
-            followed = report.advanced["slot"] >= 0
-            report.usual, report.others = self.usual, len(rows) - int(followed.sum())
+            report.usual, stopped = self.usual, router.counters.stopped
+            before = report.advanced["slot"].copy()
             router.observe(report)
-            over = np.flatnonzero(followed & (report.advanced["slot"] < 0))
-            self.ended = [names[place] for place in over.tolist()]
+            self.ended = ()
+            if router.counters.stopped > stopped:
+                over = np.flatnonzero((before >= 0) & (report.advanced["slot"] < 0))
+                self.ended = [names[place] for place in over.tolist()]
         return report
 
     def _make_room(self, report: StepReport, step: BatchStep, rows: Sequence[int]) -> None:
@@ -225,18 +227,18 @@ class Adapter:
             report.budget *= self._steps % DRAFTS_SHARE > 0
         report.unable, report.waiting, report.capacity = self.unread, waiting, most
 
-    def _longest_of(self, states: Sequence[Any], longest: int) -> list[int]:
-        """Draft tokens of each request at most."""
+    def _longest_of(self, step: BatchStep, rows: Sequence[int]) -> int | NDArray[np.int64]:
+        """Draft tokens at most, of all requests or of each in ``rows``."""
         assert self.worker is not None, "only the rank that leads decides"
-        table = self.worker.router.costs.table
+        longest, table = min(self._longest, step.longest), self.worker.router.costs.table
         bound = [
             getattr(state.sampling_params, "structured_outputs", None) is not None
-            for state in states
+            for state in step.states
         ]
         if table is NOMINAL or not any(bound):  # that has no unit of time yet
-            return [longest] * len(states)
-        few = min(longest, under_grammar(sum(bound), table.time(len(states))))
-        return [few if is_bound else longest for is_bound in bound]
+            return longest
+        few = min(longest, under_grammar(sum(bound), table.time(len(bound))))
+        return np.where(bound, few, longest)[rows]
 
     def _take_up(self, row: int, step: BatchStep) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""
@@ -275,7 +277,7 @@ class Adapter:
 
 
 def _given(
-    chosen: Decisions, most: NDArray[np.int64], reach: NDArray[np.int64], vocabulary: int
+    chosen: Decisions, most: int | NDArray[np.int64], reach: NDArray[np.int64], vocabulary: int
 ) -> tuple[list[list[int]], NDArray[np.int64]]:
     """The cache draft of each request, and tokens of a model draft that it may have.
 

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from decoder.drafting.drafts import Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
+class EngineLimits(NamedTuple):
     """What an engine was started with."""
 
     vocabulary: int
-    max_model_len: int
-    """Tokens of a request."""
-    drafter_len: int
-    """Tokens of a request that the model drafter reaches to."""
-    step_tokens: int
-    """Tokens of a step."""
-    chunked: bool
-    """Whether a prompt may be read in parts."""
+    max_model_len: int  # tokens of a request
+    drafter_len: int  # tokens of a request that the model drafter reaches to
+    step_tokens: int  # tokens of a step
+    chunked: bool  # whether a prompt may be read in parts
 
 
 @dataclass(slots=True)

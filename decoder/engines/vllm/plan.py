@@ -49,6 +49,8 @@ class Plan:
         k: int,
     ) -> Plan:
         """A plan for a batch of ``size``, by those ``rows`` of it that may have a draft."""
+        if len(rows) == size:
+            return cls(tuple(map(tuple, given)), tuple(rooms), k)
         drafts, left = list[tuple[int, ...]]([()] * size), [0] * size
         for row, tokens, room in zip(rows, given, rooms, strict=True):
             drafts[row], left[row] = tuple(tokens), room

@@ -80,13 +80,17 @@ class Batch:
     """Draft tokens that each request of the step was scheduled with, and those that are left."""
 
     def __post_init__(self) -> None:
-        config, longest = self.runner.vllm_config, int(self.runner.max_model_len)
+        self._vocabulary = self.runner.vllm_config.model_config.get_vocab_size()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What the engine was started with; vLLM may cut ``max_model_len`` to its memory."""
+        scheduler, longest = self.runner.vllm_config.scheduler_config, self.runner.max_model_len
         drafter = self.runner.speculative_config.draft_model_config
-        self.limits = EngineLimits(
-            config.model_config.get_vocab_size(), longest,
-            min(longest, int(drafter.max_model_len)) if drafter is not None else 0,
-            config.scheduler_config.max_num_scheduled_tokens,
-            config.scheduler_config.enable_chunked_prefill,
+        return EngineLimits(
+            self._vocabulary, longest,
+            min(longest, drafter.max_model_len) if drafter is not None else 0,
+            scheduler.max_num_scheduled_tokens, scheduler.enable_chunked_prefill,
         )  # fmt: skip
 
     def begin(self, output: Any) -> None:
@@ -144,7 +148,7 @@ class Batch:
         """Take in what a step committed, by rows of the batch."""
         for name, tokens in zip(names, sampled, strict=True):
             if tokens:
-                self.requests[name].write(tokens, self.limits.max_model_len)
+                self.requests[name].write(tokens, self.runner.max_model_len)
 
     def report(
         self, names: Sequence[str], sampled: Sequence[Sequence[int]], most: int
