@@ -21,10 +21,8 @@ with warnings.catch_warnings():
     from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
 from decoder.contracts.bundle import OUTPUTS, Kind, Policy
-from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
 from decoder.contracts.settings import KafkaSettings
-from decoder.core.events import Log
 from decoder.kafka.clients import BRIEF, Network
 
 VOCABULARY = 32
@@ -79,15 +77,6 @@ def patience() -> Iterator[None]:
         for name in BRIEF:
             patched.setitem(BRIEF, name, PATIENCE_S * 1_000)
         yield
-
-
-class KeepingSink(Log):
-    """An event sink that keeps the events."""
-
-    @property
-    def events(self) -> list[DraftEvent]:
-        """Those of cache drafts."""
-        return [event for event in self.every if event.draft_len]
 
 
 @pytest.fixture

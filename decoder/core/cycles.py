@@ -27,11 +27,14 @@ from decoder.compiled import (
     compiled,
 )
 from decoder.contracts.features import FEATURES
+from decoder.contracts.fields import CYCLE as OWN
+from decoder.contracts.fields import REQUEST as NAMES
+from decoder.contracts.fields import STEP
 from decoder.core import table as at
 from decoder.core.guards.floor import add, lengths_worth, outcomes_of
 from decoder.core.table import TABLE, Table, table_of
 from decoder.policy.rule import CACHE, MODEL, NONE
-from decoder.telemetry.ring import FULL, HEAD, NAMES, OWN, STEP, UNREADABLE
+from decoder.telemetry.ring import FULL, HEAD, UNREADABLE
 
 RECENT_CYCLES: Final = 16
 """Cycles over which the cache-selection rate is taken."""

@@ -1,6 +1,6 @@
 """The requests that a worker follows, as slots in arrays, and their cycles until these are told of.
 
-A cycle is a row of :data:`decoder.telemetry.ring.ROW` from the choice on: what becomes of it is
+A cycle is a row of :data:`decoder.contracts.fields.ROW` from the choice on: what becomes of it is
 written where its event will be. ``taking``, ``proposing`` and ``cycles`` have what is done with
 them in every step.
 """
@@ -26,13 +26,13 @@ from decoder.compiled import (
     rows_of,
 )
 from decoder.contracts.features import RECENT
+from decoder.contracts.fields import REQUEST, ROW
 from decoder.core.guards.floor import WIDTH
 from decoder.core.payoff.memory import KINDS, PRIOR_FIRST, PRIOR_LOG
 from decoder.core.requests import RequestOptions
 from decoder.drafting.drafts import Tokens
 from decoder.drafting.matches import BACK
 from decoder.policy.rule import ARMS
-from decoder.telemetry.ring import NAMES, ROW
 
 (
     LENGTH, PROMPT, MAX_TOKENS, MAX_LENGTH, MIN_TOKENS, SPECULATES, ENDED, CYCLE, CYCLES,
@@ -107,7 +107,7 @@ def new_table(slots: int, cycles: int, longest: int) -> Table:
         np.zeros((slots, 18), np.int64), np.zeros((slots, STRETCH + WIDTH)),
         np.zeros((slots, RECENT), np.int64), np.zeros((slots, BACK), np.int32),
         np.zeros((slots, 4), np.int32), np.zeros((slots, 16), np.int32),
-        np.zeros((slots, NAMES.itemsize), np.uint8), rows, raw_of(rows),
+        np.zeros((slots, REQUEST.itemsize), np.uint8), rows, raw_of(rows),
         np.zeros((cycles, 15), np.int64), np.zeros((cycles, KINDS), np.int64),
         np.zeros((cycles, longest), np.int32), np.arange(cycles, dtype=np.int32),
         np.zeros(cycles, np.int32), counts,

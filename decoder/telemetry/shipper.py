@@ -18,7 +18,7 @@ import numpy as np
 
 from decoder.complaints import Complaints
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import Origin
+from decoder.contracts.events import Origin, encode_batch
 from decoder.contracts.redacted import redacted
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, STATUS, TRIALS, Topic
@@ -127,7 +127,8 @@ class Shipper:
             self._settle()
             return
         try:
-            value = ring.record(rows[self._kept], self._origin, books.sequence)
+            batch = ring.batch(rows[self._kept], self._origin, books.sequence)
+            value = encode_batch(batch)
         except EventRefused as error:
             if not self._halve():
                 self._complaints.warning("a draft event cannot be written: %s", error)

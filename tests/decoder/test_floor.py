@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoder.contracts.bundle import PARAMETERS, frequency_policy
-from decoder.contracts.events import LIMITS
 from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.contracts.fields import LIMITS, STEP
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.guards.floor import (
@@ -30,7 +30,6 @@ from decoder.core.router import Committed, RequestOptions
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE
-from decoder.telemetry.ring import STEP
 from tests.decoder.simulated import K, Phase, Run, decode, fixed, make_router, trusting_policy
 
 PROMPT = [30, 31, 32]

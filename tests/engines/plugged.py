@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from decoder.engines.vllm.attached import adapter_of
+from tests.events import DraftEvent
 
 if TYPE_CHECKING:  # not before the engine: it brings numba (decoder.engines.vllm.plugin says why)
     from vllm import LLM
 
-    from decoder.contracts.events import DraftEvent
     from decoder.telemetry.ring import Ring
     from decoder.worker import Worker
 
@@ -60,9 +60,9 @@ def keep_events(worker: Worker) -> Ring:
 
 def events_in(worker: Worker) -> list[DraftEvent]:
     """The events that such a worker keeps."""
-    from tests.decoder.telemetry.telling import events_of
+    from tests.decoder.telemetry.telling import events_in
 
-    return events_of(worker.router._sink.ring)  # type: ignore[arg-type]
+    return events_in(worker.router._sink.ring)  # type: ignore[arg-type]
 
 
 def worker_of(runner: Any) -> Worker:

@@ -12,10 +12,10 @@ import pytest
 from decoder.core import table as tables
 from decoder.engines.vllm.adapter import RESTARTS
 from decoder.policy.rule import CACHE
-from tests.conftest import KeepingSink
 from tests.engines.configs import config
 from tests.engines.scheduled import VOCABULARY
 from tests.engines.test_vllm_adapter import ask, copying, drafted, engine, is_whole, serve
+from tests.events import KeepingLog
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
@@ -137,7 +137,7 @@ def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
     field: str, value: Any
 ) -> None:
     e = engine(config("suffix"))
-    e.worker.router._sink = sink = KeepingSink()
+    e.worker.router._sink = sink = KeepingLog()
     propose = e.adapter.propose
 
     def other(*arguments: Any) -> Any:

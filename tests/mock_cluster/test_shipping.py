@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from decoder.contracts.events import DraftEvent, EventBatch, decode_batch
+from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.topics import DRAFTS, STATUS
 from decoder.telemetry.books import Accounts
 from decoder.telemetry.ring import HEAD, Ring
@@ -17,6 +17,7 @@ from tests.decoder.telemetry.broker import batches, consumed
 from tests.decoder.telemetry.telling import put, ring_of
 from tests.decoder.telemetry.test_handover import handover_of, until
 from tests.decoder.telemetry.test_shipper import ship
+from tests.events import DraftEvent, events_of
 from tests.mock_cluster.cluster import DISCONNECT, PRODUCE, MockCluster
 
 NOT_LEADER, TIMED_OUT, TOO_LARGE = 6, 7, 10
@@ -34,14 +35,14 @@ def in_order(found: list[EventBatch]) -> bool:
     """Whether each request's events, taken once, come as they were made."""
     came: dict[str, list[int]] = defaultdict(list)
     for batch in found:
-        for event in batch.events:
+        for event in events_of(batch):
             if event.number not in came[event.request]:
                 came[event.request].append(event.number)
     return all(numbers == sorted(numbers) for numbers in came.values())
 
 
 def numbers(found: list[EventBatch]) -> list[int]:
-    return sorted(event.number for batch in found for event in batch.events)
+    return sorted(event.number for batch in found for event in events_of(batch))
 
 
 def test_a_worker_is_read_by_a_client_of_another_make(cluster: MockCluster) -> None:
@@ -54,7 +55,7 @@ def test_a_worker_is_read_by_a_client_of_another_make(cluster: MockCluster) -> N
     consumer = Consumer({"bootstrap.servers": cluster.servers, "group.id": "analyst"})
     consumer.assign([TopicPartition(DRAFTS.name, p, 0) for p in range(PARTITIONS)])
     found: list[EventBatch] = []
-    while sum(len(batch.events) for batch in found) < 1_400:
+    while sum(len(batch) for batch in found) < 1_400:
         (record,) = consumer.consume(1, 30.0)
         assert record.error() is None and record.headers() == DRAFTS.headers
         assert record.key() == ORIGIN.worker.encode()
@@ -121,9 +122,9 @@ def test_a_record_that_brokers_find_too_large_comes_in_two(cluster: MockCluster)
     ship(shipper, lambda: shipper.books.sent == 53)
     shipper.close()
     found = batches(cluster.kafka)
-    assert [len(batch.events) for batch in found] == [25, 25, 3]
+    assert [len(batch) for batch in found] == [25, 25, 3]
     assert [batch.sequence for batch in found] == [0, 1, 2]
-    assert [event.number for batch in found for event in batch.events] == list(range(53))
+    assert [event.number for batch in found for event in events_of(batch)] == list(range(53))
 
 
 def test_a_leader_that_moves_costs_no_event_and_no_order(cluster: MockCluster) -> None:
@@ -154,7 +155,7 @@ def test_brokers_that_go_and_come_find_everything(cluster: MockCluster) -> None:
     shipper.close()
     found = batches(cluster.kafka)
     assert set(numbers(found)) == set(range(2_000)) and in_order(found)
-    places = {(b.sequence, b.events[0].request) for b in found}
+    places = {(b.sequence, b.names["request"][0]) for b in found}
     assert len({sequence for sequence, _ in places}) > 2
 
 

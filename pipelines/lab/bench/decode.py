@@ -94,6 +94,7 @@ def run(
         tick: called before each generation, with what comes next.
     """
     from decoder.engines.reference.session import Session
+    from pipelines.lab.rivals import deciding
 
     context, limit = engine.max_model_len, selection.limit
     room = min(context - selection.max_tokens, selection.max_prompt_tokens or context)
@@ -111,7 +112,7 @@ def run(
             for m in made:
                 mine = costs.get(m.name)
                 floor = Floor(m.model) if mine is not None and m.rule is None else None
-                sessions[m.name] = Session(engine, m, mine, floor)
+                sessions[m.name] = Session(engine, m, mine, floor, *deciding(m))
             for prompt in usable[limit:]:
                 for name, session in sessions.items():
                     tick(f"warming up {sets[place].name}: {name}")

@@ -24,13 +24,14 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import SettingsError, TraceError
 from decoder.contracts.features import FloatArray
 from decoder.core.guards.floor import Floor
-from decoder.engines.reference.method import Method, method
+from decoder.engines.reference.method import Method
 from decoder.policy.estimate import PAPER_THRESHOLD
 from learner import train
 from learner.rows import Rows, joined
 from pipelines.lab.replay import recording
 from pipelines.lab.replay.engine import Prices, Simulator, foreseen
 from pipelines.lab.replay.traces import Parts, Trace, read, split
+from pipelines.lab.rivals import method
 from pipelines.prompts import fitting, read_folder
 from pipelines.reports import Step
 from pipelines.stats import Spent, against_best

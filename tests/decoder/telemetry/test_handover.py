@@ -37,6 +37,7 @@ from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import batches, consumed, running
 from tests.decoder.telemetry.telling import put, ring_of
+from tests.events import events_of
 
 
 def handover_of(kafka: KafkaSettings, ring: Ring, **changes: Any) -> Handover:
@@ -58,7 +59,7 @@ def balanced(a: Accounts) -> bool:
 def distinct(kafka: KafkaSettings) -> list[int]:
     """Numbers of events as readers count them: of each record the first that came."""
     known = {(b.origin.life, b.sequence): b for b in reversed(batches(kafka))}
-    return sorted(e.number for batch in known.values() for e in batch.events)
+    return sorted(e.number for batch in known.values() for e in events_of(batch))
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +239,7 @@ def test_with_several_partitions_readers_miss_nothing_and_hear_of_all_at_the_end
         while len(came) < 2_000:
             for record in source.poll(0.1):
                 assert intake.admit(record) is not None
-                came += [event.number for event in decode_batch(record.value).events]
+                came += [event.number for event in events_of(decode_batch(record.value))]
                 places.add(record.partition)
         source.close()
         assert intake.sequences.missing == intake.sequences.duplicates == 0

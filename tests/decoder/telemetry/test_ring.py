@@ -14,16 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from decoder.contracts.events import COLUMNS, decode_batch, encode_batch
+from decoder.contracts.events import encode_batch
+from decoder.contracts.fields import COLUMNS
 from decoder.contracts.identity import is_pseudonym
-from decoder.core.events import Log, Sink
+from decoder.core.events import Sink
 from decoder.core.requests import RequestOptions
 from decoder.telemetry import ring as rings
 from decoder.telemetry.books import Books
 from decoder.telemetry.ring import FULL, HEAD, TURN, UNREADABLE, Ring
 from tests.contracts.test_events import EVENT, NAMES, ORIGIN, PLAIN
 from tests.decoder.simulated import Router, decode_all, trusting_policy
-from tests.decoder.telemetry.telling import events_of, put, write
+from tests.decoder.telemetry.telling import events_in, put, write
+from tests.events import KeepingLog, encode_events, events_of
 
 
 def test_a_record_of_rows_is_the_record_of_their_events_byte_for_byte() -> None:
@@ -38,11 +40,11 @@ def test_a_record_of_rows_is_the_record_of_their_events_byte_for_byte() -> None:
         ring.say(Books(sent=settled + 1))
     write(ring, *events)
     assert 0 in ring.places(last, last + 4)
-    value = ring.record(ring.slice(last, last + 4), ORIGIN, 9)
-    assert value == encode_batch(events, ORIGIN, 9)
+    value = encode_batch(ring.batch(ring.slice(last, last + 4), ORIGIN, 9))
+    assert value == encode_events(events, ORIGIN, 9)
     assert ring.rows.itemsize % 8 == 0
     assert list(json.loads(value)["columns"]) == list(COLUMNS)
-    assert [e[:-1] for e in events_of(ring)] == [e[:-1] for e in events]
+    assert [e[:-1] for e in events_in(ring)] == [e[:-1] for e in events]
 
 
 def test_words_have_an_end() -> None:
@@ -124,7 +126,7 @@ def tell(sink: Sink, name: str, options: RequestOptions) -> None:
 def test_a_record_of_a_workers_rows_is_that_of_its_events_byte_for_byte(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ring, log = Ring(1_000), Log()
+    ring, log = Ring(1_000), KeepingLog()
     opaque, tenant = NAMES.of("request", "r"), NAMES.of("tenant", "t")
     options = RequestOptions(60, 4096, opaque=opaque, tenant=tenant, workload="loops", choice=2)
     monkeypatch.setattr("time.time", lambda: 5.0)
@@ -132,8 +134,8 @@ def test_a_record_of_a_workers_rows_is_that_of_its_events_byte_for_byte(
     for sink in (Sink(ring), log):
         tell(sink, "r", options)
     assert {bool(event.draft_len) for event in log.every} == {True, False}
-    value = ring.record(ring.slice(0, len(ring)), ORIGIN, 0)
-    assert value == encode_batch(log.every, ORIGIN, 0) and len(log.every) == len(ring) > 10
+    value = encode_batch(ring.batch(ring.slice(0, len(ring)), ORIGIN, 0))
+    assert value == encode_events(log.every, ORIGIN, 0) and len(log.every) == len(ring) > 10
 
 
 def test_a_clients_own_names_are_no_part_of_a_row() -> None:
@@ -141,7 +143,7 @@ def test_a_clients_own_names_are_no_part_of_a_row() -> None:
     options = RequestOptions(60, 4096, tenant=secret, session=secret, workload=secret)
     tell(Sink(ring), f"{secret}, born 1970", options)
     assert b"Patient" not in ring.rows.tobytes()
-    for event in decode_batch(ring.record(ring.slice(0, len(ring)), ORIGIN, 0)).events:
+    for event in events_of(ring.batch(ring.slice(0, len(ring)), ORIGIN, 0)):
         names = event.request, event.tenant, event.session, event.workload
         assert all(map(is_pseudonym, names))
 

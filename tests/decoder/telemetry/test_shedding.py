@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from decoder.contracts.events import DraftEvent
 from decoder.telemetry import shedding
 from decoder.telemetry.shedding import LOOK_S, Shedding
 from tests.contracts.test_events import NAMES, PLAIN
+from tests.events import DraftEvent
 
 CYCLES = 20
 

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.events import EventBatch, decode_batch, encode_batch
+from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, TRIALS
 from decoder.kafka.sender import open_sender
@@ -24,6 +24,7 @@ from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import batches, numbers
 from tests.decoder.telemetry.telling import put, ring_of
+from tests.events import encode_events, events_of
 
 RECORD_OVERHEAD = 300
 """Bytes, at most, that the client adds to a record's value before it compares with its limit."""
@@ -51,7 +52,7 @@ def test_a_batch_above_the_limit_is_cut(
     kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client refuses here, as a broker would, whatever is larger than a few events."""
-    most = len(encode_batch([EVENT] * 3, ORIGIN, 10**6)) + RECORD_OVERHEAD
+    most = len(encode_events([EVENT] * 3, ORIGIN, 10**6)) + RECORD_OVERHEAD
     monkeypatch.setattr(
         "decoder.telemetry.shipper.open_sender",
         lambda *told: open_sender(*told, {"message.max.bytes": most}),
@@ -154,7 +155,7 @@ def test_whatever_the_broker_answers_and_whoever_dies_every_event_is_counted_onc
     records: dict[int, list[int]] = {}
     delivered: set[int] = set()
     for _, batch in producer.records:
-        here = [event.number for event in batch.events]
+        here = [event.number for event in events_of(batch)]
         known = records.setdefault(batch.sequence, here)
         # nor does a broker take a record, let nobody know, and then find it too large
         changes = {"lost", "large"} <= set(answers)
@@ -244,7 +245,7 @@ def test_what_is_shed_is_counted_and_what_is_kept_says_with_which_chance() -> No
         clock.now += 5.0
         ship(shipper, lambda: shipper.idle)
     books = ring.books()
-    shares = {event.share for _, batch in producer.records for event in batch.events}
+    shares = {event.share for _, batch in producer.records for event in events_of(batch)}
     assert shares > {1.0} and shares <= {0.5**n for n in range(9)}
     assert books.dropped.keys() == {"shed"} and books.sent + books.dropped["shed"] == made
     assert books.sent == sum(len(batch) for _, batch in producer.records)

@@ -11,7 +11,7 @@ import pytest
 from kafka.admin import NewTopic
 
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import DraftEvent, Origin, encode_batch
+from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DRAFTS, TOPICS
@@ -31,6 +31,7 @@ from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry import broker
 from tests.decoder.telemetry.broker import running
 from tests.decoder.telemetry.telling import ring_of
+from tests.events import DraftEvent, encode_events
 from tests.pipelines.watch.records import event
 
 
@@ -141,7 +142,7 @@ def events(first: int, count: int, ago: float = 60.0) -> list[DraftEvent]:
 
 
 def record(origin: Origin, sequence: int, first: int, count: int = 10) -> bytes:
-    return encode_batch(events(first, count), origin, sequence)
+    return encode_events(events(first, count), origin, sequence)
 
 
 def produce(kafka: KafkaSettings, sent: Sequence[tuple[int, bytes]]) -> None:
