@@ -49,7 +49,7 @@ test: setup ## run the tests, but for the long ones
 	$(PYTEST) $(ARGS)
 
 test-long: setup ## run the long tests: matrices of settings, several ranks, kills, whole servers
-	$(PYTEST) --numprocesses 2 -m long -o faulthandler_timeout=2700 $(ARGS)
+	$(PYTEST) --numprocesses 2 -m long $(ARGS)
 
 test-release: setup ## what a release must pass, too: kills under hvd up, live scenarios
 	$(PYTEST) -n 0 -m release -o faulthandler_timeout=3600 $(ARGS)

@@ -17,7 +17,7 @@ from decoder.scope_id import scope_of
 from pipelines.embedded import DRAFTER, ensure_model
 from tests.events import DraftEvent, events_of
 
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)

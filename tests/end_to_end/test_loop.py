@@ -31,7 +31,6 @@ from tests.events import DraftEvent
 pytestmark = [
     pytest.mark.long,
     pytest.mark.stack,
-    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # mlflow's own
 ]
 

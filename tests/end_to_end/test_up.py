@@ -127,7 +127,7 @@ def test_ctrl_c_while_something_restarts_leaves_nothing(service: Service) -> Non
     service.process.send_signal(signal.SIGINT)
     service.process.send_signal(signal.SIGINT)
     service.process.wait(300)
-    _, alive = psutil.wait_procs(children, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=300)
     assert not alive, alive
     for port in (service.ports.api, service.ports.kafka, service.ports.mlflow):
         assert machine.is_free(port)

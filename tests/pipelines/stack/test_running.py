@@ -21,7 +21,7 @@ from pipelines.stack import broker, processes
 from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, running
 from pipelines.stack.up import say
 from pipelines.watch.ledger import Ledger, Observer
-from tests.conftest import until
+from tests.conftest import patience, until
 from tests.decoder.telemetry.broker import send, start_broker
 from tests.events import encode_events
 from tests.pipelines.watch.records import ORIGIN, WORKER, event, rounds, worker_status
@@ -68,6 +68,7 @@ class _Stumbling(Ledger):
         super().add_status(status)
 
 
+@patience()
 def test_an_observer_reads_on_whatever_comes_and_records_survive_a_restart_of_the_broker(
     tmp_path: Path,
 ) -> None:
