@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from decoder.contracts.bundle import OUTPUTS, Policy
+from decoder.contracts.errors import EngineError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
@@ -182,3 +183,8 @@ def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: boo
         assert fixed.generate(prompt, 60).tokens == expected
     assert any(e.arm == "cache" and e.verified_len < e.draft_len for e in log.every)
     assert fixed.router.counters.cycles["cache"] > 5
+
+
+def test_a_method_that_decides_by_a_rule_is_not_run_without_it() -> None:
+    with pytest.raises(EngineError, match="pass it as choice"):
+        Session(tiny_engine(0), method("buckets"))

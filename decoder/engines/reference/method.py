@@ -65,7 +65,13 @@ class Method:
         sink: Sink | None = None,
         choice: Callable[..., Chosen] = choose,
     ) -> DraftRouter:
-        """What decides by the method; its events go to ``sink``."""
+        """What decides by the method; its events go to ``sink``.
+
+        Raises:
+            EngineError: the method has a rule, and ``choice`` is not made by it.
+        """
+        if self.rule is not None and choice is choose:
+            raise EngineError(f"method {self.name!r} decides by a rule: pass it as choice.")
         return DraftRouter(
             cache, self.policy, token_classes, sink or Sink(None), self.model,
             model_draft_tokens=self.longest(settings), costs=costs, floor=floor, choice=choice,

@@ -136,13 +136,14 @@ def warm_up_machine(engine: ReferenceEngine, made: Sequence[Method]) -> dict[str
     Returns:
         a profile for each learned method, which goes on learning from the run as in a server.
     """
-    from decoder.engines.reference.profile import profile
     from decoder.engines.reference.session import Session
+    from pipelines.lab.bench.profile import profile
+    from pipelines.lab.rivals import deciding
 
     length, answer = MACHINE_WARM_UP
     prompt = [1 + i % 8 for i in range(length)]
     for method in made:
-        Session(engine, method).generate(prompt, answer)
+        Session(engine, method, None, None, *deciding(method)).generate(prompt, answer)
     learned = [m for m in made if m.policy.kind == "survival" or m.rule is not None]
     return {m.name: LiveCosts(profile(engine, m)) for m in learned}
 
@@ -191,6 +192,7 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     import torch
 
     from decoder.engines.reference.engine import ReferenceEngine
+    from pipelines.lab.packed import pack
 
     if named.threads is not None:
         torch.set_num_threads(named.threads)
@@ -213,6 +215,7 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
         },
     }
     engine = ReferenceEngine.load(found.model, found.drafter, dtype=named.dtype)
+    pack(engine)
     if named.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]
     k = engine.settings.model_draft_tokens

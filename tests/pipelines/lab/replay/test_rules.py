@@ -19,7 +19,6 @@ from decoder.contracts.events import DECIMALS, Origin, decode_batch, encode_batc
 from decoder.contracts.features import FEATURES
 from decoder.core.guards.floor import Floor
 from decoder.engines.reference.method import Method
-from decoder.engines.reference.recording import record
 from decoder.engines.reference.session import Session
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL, CostTable
@@ -27,6 +26,7 @@ from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
 from learner.rows import COLUMNS as ROW_COLUMNS
 from learner.rows import Rows, from_batch, joined
+from pipelines.lab.drafter.chains import record
 from pipelines.lab.replay import study
 from pipelines.lab.replay.engine import (
     Cycles,
@@ -40,7 +40,7 @@ from pipelines.lab.replay.traces import Parts, Trace
 from pipelines.lab.rivals import method
 from pipelines.stats import Spent, against_best, interval
 from tests.decoder.simulated import trusting_policy
-from tests.engines.tiny import tiny_engine, tiny_prompt
+from tests.engines.tiny import session_of, tiny_engine, tiny_prompt
 from tests.events import DraftEvent, KeepingLog, events_of, from_events
 from tests.pipelines.lab.replay.samples import copying_traces, dialogue, token_classes
 
@@ -120,7 +120,7 @@ def every() -> dict[str, Method]:
 @pytest.mark.parametrize("name", list(every()))
 def test_a_replay_has_the_engines_own_cycles(name: str, traces: list[Trace]) -> None:
     engine, by = tiny_engine(0), every()[name]
-    session = Session(engine, by)
+    session, _ = session_of(engine, by)
     cycles, rows = Simulator(engine.token_classes, SETTINGS).decode(traces, by)
     for index, trace in enumerate(traces):
         stop = frozenset(trace.output[-1:] if len(trace.output) < trace.allowed else ())
