@@ -130,7 +130,30 @@ def hash_id(text: str) -> int:
 def from_batch(batch: EventBatch) -> Rows:
     """The events of ``batch`` that are rows, in their order."""
     taught = np.flatnonzero(taught_by(batch))
-    return _rows(batch if len(taught) == len(batch) else batch.take(taught))
+    places = taught.tolist()
+
+    def names(of: str) -> list[str]:
+        column = batch.names[of]
+        return [column[place] for place in places]
+
+    requests = names("request")
+    sessions = [s or r for s, r in zip(names("session"), requests, strict=True)]
+    hashes = {name: hash_id(name) for name in {*requests, *sessions}}
+    numbers = {name: column[taught] for name, column in batch.numbers.items() if name in _READ}
+    is_rate = np.array([name == "rate" for name in names("parameter_name")], bool)
+    model = numbers["model_accepted"]
+    columns = {
+        **numbers,
+        "features": batch.features[taught],
+        "request": [hashes[name] for name in requests],
+        "session": [hashes[name] for name in sessions],
+        "rate": np.where(is_rate, numbers["parameter"], np.nan),
+        "model_expected": numbers["predicted_model"],
+        "model_accepted": np.where(model < 0, np.nan, model),
+        "censored": [bool(reason) for reason in names("censored")],
+        "arm": [_ARM.get(name, UNKNOWN) for name in names("arm")],
+    }
+    return Rows(**{name: np.asarray(columns[name], kind) for name, kind in _KINDS.items()})
 
 
 def taught_by(batch: EventBatch) -> NDArray[np.bool_]:
@@ -141,24 +164,5 @@ def taught_by(batch: EventBatch) -> NDArray[np.bool_]:
     return taught
 
 
-def _rows(batch: EventBatch) -> Rows:
-    numbers, names = batch.numbers, batch.names
-    sessions = [s or r for s, r in zip(names["session"], names["request"], strict=True)]
-    hashes = {name: hash_id(name) for name in {*names["request"], *sessions}}
-    is_rate = np.array([name == "rate" for name in names["parameter_name"]], bool)
-    model = numbers["model_accepted"]
-    columns = {
-        **numbers,
-        "features": batch.features,
-        "request": [hashes[name] for name in names["request"]],
-        "session": [hashes[name] for name in sessions],
-        "rate": np.where(is_rate, numbers["parameter"], np.nan),
-        "model_expected": numbers["predicted_model"],
-        "model_accepted": np.where(model < 0, np.nan, model),
-        "censored": [bool(reason) for reason in names["censored"]],
-        "arm": [_ARM.get(name, UNKNOWN) for name in names["arm"]],
-    }
-    return Rows(**{name: np.asarray(columns[name], kind) for name, kind in _KINDS.items()})
-
-
+_READ: Final = {*COLUMNS, "parameter", "predicted_model"}
 _ARM: Final = {name: index for index, name in enumerate(ARMS)}
