@@ -48,7 +48,7 @@ LONGEST = (
     "pipelines/serve/test_command.py", "pipelines/lab/replay/test_rules.py",
     "pipelines/lab/replay/test_command.py", "pipelines/telemetry/test_export.py",
     "decoder/test_compiled.py", "pipelines/lab/drift/test_drift.py",
-    "pipelines/watch/test_page.py", "decoder/telemetry/test_handover.py",
+    "pipelines/watch/test_page.py", "decoder/telemetry/test_supervisor.py",
     "learner/test_meanwhile.py", "packaging/test_dependencies.py", "engines/test_vllm_reading.py",
     "pipelines/policy/test_policy.py", "pipelines/lab/bench/serve/test_run.py",
     "pipelines/lab/bench/test_cli.py", "learner/test_loop.py", "learner/test_power.py",
@@ -86,8 +86,8 @@ PATIENT = (
     "decoder.kafka.compacted.REQUEST_MS",
     "learner.intake.DELIVERY_MS", "learner.workers.PATIENCE_SECONDS",
     "learner.topics.REQUEST_MS", "learner.publish.ACK_SECONDS",
-    "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.handover.CLOSE_TIMEOUT_S",
-    "decoder.telemetry.handover.START_TIMEOUT_S", "decoder.telemetry.handover.LAST_S",
+    "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.supervisor.CLOSE_TIMEOUT_S",
+    "decoder.telemetry.supervisor.START_TIMEOUT_S", "decoder.telemetry.supervisor.LAST_S",
 )  # fmt: skip
 
 

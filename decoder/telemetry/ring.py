@@ -1,9 +1,9 @@
 """Draft events in memory that two processes share: a ring of rows of fixed width, one an event.
 
 The decoding process writes rows and never waits: where there is no room, the newest is counted as
-lost. The carrier reads slices; a row's place is free again once the carrier has settled it, so that
-one that dies loses nothing. What it settled it says in one of two blocks and then turns to that
-one: whoever looks finds counts of one moment, wherever a process was killed.
+lost. The exporter reads slices; a row's place is free again once the exporter has settled it, so an
+exporter that dies loses nothing. Its progress is double-buffered: a reader sees a consistent
+snapshot, wherever a process was killed.
 
 The memory has no name: no file is left behind, and it ends with the last process that holds it.
 What was written once stays taken, ``size`` rows at most: to take it anew costs more than a row.
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import EventBatch, Origin
 from decoder.contracts.fields import NUMBERS, ROW, STRINGS
-from decoder.telemetry.books import Books
+from decoder.telemetry.delivery import DeliveryProgress
 
 _WIDTH: Final = ROW.itemsize
 
@@ -33,7 +33,7 @@ WORDS, LETTERS = 256, 64
 BLOCK: Final = 1 << 20
 HEAD, SETTLED, FULL, UNREADABLE, BEAT, TURN = range(6)
 """Of ``control``: rows written and rows settled since the ring was made, events lost for want of
-room or since no row could be made of them, turns of the carrier, and blocks said."""
+room or since no row could be made of them, turns of the exporter, and blocks said."""
 _WORDS_AT, _BLOCKS_AT = 4096, 4096 + WORDS * LETTERS
 _ROWS_AT: Final = _BLOCKS_AT + 2 * BLOCK
 
@@ -100,23 +100,23 @@ class Ring:
         """Where these lie in ``rows``."""
         return np.arange(first, end) % self.size
 
-    def say(self, books: Books) -> None:
-        """Say what was settled, all at once, and free the rows. For one process at a time."""
-        told, counts = msgspec.json.encode(books), self.control
+    def write_progress(self, progress: DeliveryProgress) -> None:
+        """Publish what was settled, all at once, and free the rows. For one process at a time."""
+        told, counts = msgspec.json.encode(progress), self.control
         at = _BLOCKS_AT + int(counts[TURN] + 1) % 2 * BLOCK
         self._memory[at : at + 4 + len(told)] = struct.pack("<I", len(told)) + told
         counts[TURN] += 1
-        counts[SETTLED] = books.settled
+        counts[SETTLED] = progress.settled
 
-    def books(self) -> Books:
-        """What was said last; for any process, at any time."""
+    def progress(self) -> DeliveryProgress:
+        """What was published last; for any process, at any time."""
         while (turn := int(self.control[TURN])) >= 0:
             at = _BLOCKS_AT + turn % 2 * BLOCK
             (size,) = struct.unpack_from("<I", self._memory, at)
             told = self._memory[at + 4 : at + 4 + size]
             if turn == self.control[TURN]:
                 break
-        return msgspec.json.decode(told, type=Books) if told else Books()
+        return msgspec.json.decode(told, type=DeliveryProgress) if told else DeliveryProgress()
 
     # --- what a row says
 

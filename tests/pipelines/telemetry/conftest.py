@@ -17,7 +17,7 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DRAFTS, TOPICS
 from decoder.kafka.clients import close, open_admin, open_producer
 from decoder.policy.first import first_policy
-from decoder.telemetry.handover import Handover
+from decoder.telemetry.supervisor import Supervisor
 from decoder.trial.block import Account
 from decoder.trial.sides import Side
 from decoder.trial.turns import Played, Turns
@@ -74,10 +74,10 @@ def of_worker(kafka: KafkaSettings) -> None:
             process="w", scope="scope", time=time.time(), sides=sums, events_made=100, **made
         )
 
-    handover = Handover(kafka, ring, ORIGIN, status, turns)
-    handover.start()
-    until(lambda: handover.accounts().sent == 100 and handover.accounts().rounds_sent == 1)
-    handover.close()
+    supervisor = Supervisor(kafka, ring, ORIGIN, status, turns)
+    supervisor.start()
+    until(lambda: supervisor.report().sent == 100 and supervisor.report().rounds_sent == 1)
+    supervisor.close()
 
 
 def of_intake(kafka: KafkaSettings) -> None:
