@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from decoder.engines.vllm.attached import adapter_of
-from tests.events import DraftEvent
 
 if TYPE_CHECKING:  # not before the engine: it brings numba (decoder.engines.vllm.plugin says why)
     from vllm import LLM
 
     from decoder.telemetry.ring import Ring
     from decoder.worker import Worker
+    from tests.events import DraftEvent
 
 
 def real(test: Any) -> Any:
