@@ -32,10 +32,10 @@ from decoder.feed import PolicyFeed
 from decoder.policy.first import first_or_counting
 from decoder.policy.probes import from_bytes
 from decoder.settings import WorkerSettings
-from decoder.telemetry.books import Accounts
-from decoder.telemetry.handover import Handover
+from decoder.telemetry.delivery import DeliveryReport
 from decoder.telemetry.metrics import MetricsPage
 from decoder.telemetry.ring import Ring
+from decoder.telemetry.supervisor import Supervisor
 from decoder.trial.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Worker:
     admission: Admission
     turns: Turns
     life: str
-    handover: Handover | None = None
+    supervisor: Supervisor | None = None
     feed: PolicyFeed | None = None
     page: MetricsPage | None = None
     faults: int = 0
@@ -59,7 +59,7 @@ class Worker:
     def status(self) -> WorkerStatus:
         """The worker's status record of this moment."""
         counters, policy = self.router.counters, self.router.policy
-        events = self.handover.accounts() if self.handover else Accounts()
+        events = self.supervisor.report() if self.supervisor else DeliveryReport()
         floor, costs, cache = self.router.floor, self.router.costs.table, self.router.cache
         trial, turns = self.admission.held.get(TRIAL), self.turns
         return WorkerStatus(
@@ -120,7 +120,7 @@ class Worker:
             sides_failed=dict(turns.failed),
             rounds_made=turns.made,
             rounds_sent=events.rounds_sent,
-            rounds_dropped=turns.dropped + events.rounds_dropped if self.handover else 0,
+            rounds_dropped=turns.dropped + events.rounds_dropped if self.supervisor else 0,
             trial_version=trial.version if trial else 0,
             trial_publication=trial.publication if trial else 0,
             trial_share=trial.share if trial else 0.0,
@@ -131,8 +131,8 @@ class Worker:
         if self.feed is not None:
             self.feed.stop()  # events go first: whoever ends this process does not wait for long
         self.router.close()
-        if self.handover is not None:
-            self.handover.close()
+        if self.supervisor is not None:
+            self.supervisor.close()
         if self.feed is not None:
             self.feed.close()
         if self.page is not None:
@@ -223,11 +223,11 @@ def make_worker(
     worker = Worker(settings, scope, router, admission, turns, life)
     if ring is not None:
         origin = Origin(scope, settings.name, worker.life, target, drafter)
-        worker.handover = Handover(
+        worker.supervisor = Supervisor(
             kafka, ring, origin, worker.status, turns, settings.events_per_s
         )  # fmt: skip
         worker.feed = PolicyFeed(kafka, scope, worker.admission)
-        worker.handover.start()
+        worker.supervisor.start()
         worker.feed.start()
     if settings.metrics:
         worker.page = MetricsPage(worker.status)

@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from decoder.complaints import Complaints
 from decoder.contracts.bundle import LEAP, NUMBERS_A_TERM
-from decoder.contracts.events import NAME_LENGTH
+from decoder.contracts.fields import NAME_LENGTH
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
 from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer

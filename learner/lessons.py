@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import isnan
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,14 +17,8 @@ from numpy.typing import NDArray
 
 from decoder.complaints import Complaints
 from decoder.contracts.errors import EventRefused, SchemaUnknown
-from decoder.contracts.events import (
-    COLUMNS,
-    LIMITS,
-    EventBatch,
-    Source,
-    decode_batch,
-    encode_columns,
-)
+from decoder.contracts.events import EventBatch, Source, decode_batch, encode_batch
+from decoder.contracts.fields import LIMITS
 from learner.publish import DeadLetters
 from learner.rows import Rows, from_batch, taught_by
 from learner.sequences import Sequences
@@ -104,19 +97,9 @@ def encode_lessons(lessons: Lessons, source: Source) -> bytes:
     """A record of ``hvd.lessons.v2`` with the rows that were kept, at least one.
 
     Raises:
-        EventRefused: as :func:`encode_columns`; nothing that was decoded does so.
+        EventRefused: as :func:`encode_batch`; nothing that was decoded does so.
     """
-    batch, rows = lessons.batch, lessons.kept
-    columns: dict[str, list[Any]] = {
-        name: batch.numbers[name][rows].tolist()
-        if name in batch.numbers
-        else [batch.names[name][row] for row in rows]
-        for name in COLUMNS
-    }
-    model = columns["model_accepted"]
-    columns["model_accepted"] = [None if isnan(length) else int(length) for length in model]
-    features = batch.features[rows].astype(np.float64)
-    return encode_columns(columns, features, batch.origin, batch.sequence, source)
+    return encode_batch(replace(lessons.batch.take(lessons.kept), source=source))
 
 
 class Intake:

@@ -19,7 +19,7 @@ from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, Topic
 from decoder.kafka.clients import ANSWER_MS, AWAY, GLANCE_MS, close, fetch, offsets, open_consumer
-from decoder.kafka.unpacking import Unreadable
+from decoder.kafka.codec import Unreadable
 from learner.group import Group
 
 log = logging.getLogger(__name__)

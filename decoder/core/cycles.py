@@ -16,10 +16,13 @@ from decoder.compiled import (
     entry_point,
     opener,
 )
+from decoder.contracts.fields import CYCLE as OWN
+from decoder.contracts.fields import REQUEST as NAMES
+from decoder.contracts.fields import STEP
 from decoder.core.guards.floor import FLOOR, add, lengths_worth, outcomes_of
 from decoder.core.table import STEP_CHOICE, state_of
 from decoder.policy.rule import CACHE, MODEL, NONE, SITUATION
-from decoder.telemetry.ring import FULL, HEAD, NAMES, OWN, SETTLED, STEP, UNREADABLE
+from decoder.telemetry.ring import FULL, HEAD, SETTLED, UNREADABLE
 
 RECENT_CYCLES: Final = 16
 """Cycles over which the cache-selection rate is taken."""

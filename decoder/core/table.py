@@ -1,6 +1,6 @@
 """The request table: per-request state and open cycles as records in preallocated arrays.
 
-A cycle is a row of :data:`decoder.telemetry.ring.ROW` from the choice on: what becomes of it is
+A cycle is a row of :data:`decoder.contracts.fields.ROW` from the choice on: what becomes of it is
 written where its event will be. ``observe``, ``proposer`` and ``cycles`` have what is done with
 them in every step.
 """
@@ -23,6 +23,8 @@ from decoder.compiled import (
     opener,
 )
 from decoder.contracts.features import FEATURE_ROW, NUM_FEATURES, RECENT
+from decoder.contracts.fields import REQUEST as NAMES
+from decoder.contracts.fields import ROW
 from decoder.core.guards.floor import WINDOW
 from decoder.core.payoff.memory import KINDS, PRIOR_FIRST, PRIOR_LOG, Payoffs
 from decoder.core.requests import RequestOptions
@@ -30,7 +32,6 @@ from decoder.drafting.drafts import Tokens
 from decoder.drafting.matches import BACK, Scratch, Written, scratch_for
 from decoder.drafting.pages import Pool
 from decoder.policy.rule import ARMS, CANDIDATE
-from decoder.telemetry.ring import NAMES, ROW
 
 REQUEST: Final = np.dtype(
     [

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from decoder.compiled import Handles
 from decoder.complaints import Complaints
+from decoder.contracts.fields import STEP
 from decoder.core import cycles, observe
 from decoder.core.counters import Counters
 from decoder.core.events import Sink
@@ -25,7 +26,6 @@ from decoder.core.table import STOPPED, RequestTable, State
 from decoder.drafting.drafts import STOCK, Tokens
 from decoder.drafting.pages import new_pool
 from decoder.drafting.suffix import SuffixCache
-from decoder.telemetry.ring import STEP
 
 
 class Progress(NamedTuple):

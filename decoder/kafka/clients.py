@@ -14,8 +14,8 @@ from kafka.net.compat import KafkaNetClient
 
 from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
+from decoder.kafka.codec import SoundFetcher, Unreadable
 from decoder.kafka.tokens import Tokens
-from decoder.kafka.unpacking import SoundFetcher, Unreadable
 
 AWAY: Final[tuple[type[Exception], ...]] = (KafkaError, OSError)
 """What a client raises while its broker is away, or refuses."""

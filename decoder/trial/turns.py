@@ -20,8 +20,6 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy
 from decoder.trial.block import LEAD, LENGTH, Account, Made, Sums
 from decoder.trial.sides import OUTSIDE, STOCK, Side
@@ -173,7 +171,7 @@ class Turns:
             found[TRIAL] = Side(TRIAL, trial), trial.share
             first = self._held.get(FIRST, self._first)
             plays = self._spoilt.get(TRIAL) is not trial
-            if plays and self._anchors and (FIRST in found or not _alike(champion, first)):
+            if plays and self._anchors and (FIRST in found or champion.digest != first.digest):
                 found[FIRST] = Side(FIRST, first), trial.share
         return {n: s for n, s in found.items() if self._spoilt.get(n) is not s[0].policy}
 
@@ -244,11 +242,3 @@ class Turns:
             self._sums[OUTSIDE].take(account)
         self._sums[OUTSIDE].add(0, 0.0, self._late, self._late)
         self._now, self._left, self._over, self._gap, self._late = None, [], [], -1.0, 0.0
-
-
-def _alike(one: Policy, other: Policy) -> bool:
-    """Whether they choose alike, whatever they are called."""
-    rules = [(p.kind, p.use_model, p.kind != "survival" and p.threshold) for p in (one, other)]
-    mine, theirs = ([part for layer in p.folded for part in layer] for p in (one, other))
-    same = rules[0] == rules[1] and len(mine) == len(theirs)
-    return same and all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))

@@ -26,7 +26,8 @@ from decoder.engines.reference.method import Method
 from decoder.policy.pricing import NOMINAL, CostTable, Floats, part_of
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
-from learner.rows import Rows, from_events
+from learner.rows import Rows, from_batch
+from pipelines.replay.rivals import deciding
 
 UNLIMITED: Final = 1 << 20
 """Context length of a replay: a recorded output has room, or it would not have been recorded."""
@@ -360,12 +361,14 @@ class Simulator:
         """
         cache = SuffixCache(method.drafting(self.settings))
         costs = LiveCosts(self.costs, live=False)
-        router, log = method.router(self.settings, cache, self.token_classes, costs, floor)
+        log, choice = deciding(method)
+        router = method.router(self.settings, cache, self.token_classes, costs, floor, log, choice)
         every = [*warm_up, *traces]
         engine = Engine(router, cache, every, method.model, self.model_mean)
         warm = len(warm_up)
         made = [c for index in range(len(every)) for c in engine.decode(index)]
         cycles = [c._replace(trace=c.trace - warm) for c in made if c.trace >= warm]
-        asked = [(int(e.request), e.position, e) for e in log.every if e.draft_len]
-        kept = sorted(((i, p, e) for i, p, e in asked if i >= warm), key=lambda each: each[:2])
-        return Cycles.of(cycles), from_events([event for *_, event in kept])
+        batch = log.batch()
+        trace = np.array(batch.names["request"], np.int64)
+        order = np.lexsort((batch.numbers["position"], trace))
+        return Cycles.of(cycles), from_batch(batch.take(order[trace[order] >= warm]))

@@ -25,7 +25,8 @@ from decoder.policy.loops import yields_of_places
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CANDIDATE, MODEL
 from decoder.settings import WorkerSettings
-from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length
+from tests.conftest import VOCABULARY, naive_accepted_length
+from tests.events import KeepingLog
 
 K = 4
 CLASSES = np.zeros((VOCABULARY, 6), np.float32)
@@ -130,7 +131,7 @@ class Router(DraftRouter):
         cache: SuffixCache | None = None, classes: np.ndarray = CLASSES, sink: Sink | None = None,
         **rest: Any,
     ) -> None:  # fmt: skip
-        self.kept = KeepingSink()
+        self.kept = KeepingLog()
         policy = policy if isinstance(policy, Policy) else frequency_policy("s", policy)
         cache = cache or SuffixCache(WorkerSettings())
         super().__init__(cache, policy, classes, sink or self.kept, has_model, **rest)

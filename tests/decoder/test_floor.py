@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoder.contracts.bundle import PARAMETERS, frequency_policy
-from decoder.contracts.events import LIMITS
 from decoder.contracts.features import FEATURE_ROW, FEATURES, NUM_FEATURES
+from decoder.contracts.fields import LIMITS, ROW, STEP
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.guards.floor import (
@@ -32,7 +32,6 @@ from decoder.core.table import CYCLE
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE
-from decoder.telemetry.ring import ROW, STEP
 from tests.decoder.simulated import (
     Committed,
     K,

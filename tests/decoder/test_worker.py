@@ -21,6 +21,7 @@ from learner.publish import PolicyPublisher
 from tests.conftest import random_policy, swept, until
 from tests.decoder.simulated import decode_all
 from tests.decoder.telemetry.broker import batches, consumed
+from tests.events import events_of
 
 NAMES = Pseudonyms(b"of these tests")
 
@@ -60,7 +61,7 @@ def test_every_cycle_is_on_the_topic_and_accounted_for(
     found = batches(kafka)
     assert [b.sequence for b in found] == list(range(len(found)))
     assert {b.origin.life for b in found} == {status.life}
-    events = [e for b in found for e in b.events]
+    events = [e for b in found for e in events_of(b)]
     assert sorted(e.number for e in events) == list(range(status.events_made))
     assert {e.request for e in events} == {NAMES.of("request", n) for n in ("first", "second")}
     assert all(is_pseudonym(e.tenant) for e in events if e.publication == 0)
@@ -119,5 +120,5 @@ def test_rounds_are_on_their_topic_and_add_up_to_the_status(
         assert status.sides[name].steps == sum(b.steps for b in blocks)
         assert {b.version for b in blocks} == {7 if name == "trial" else 0}
     assert status.rounds_dropped == 0 and not status.sides_failed
-    sides = {e.side for b in batches(kafka) for e in b.events}
+    sides = {e.side for b in batches(kafka) for e in events_of(b)}
     assert sides - {""} == {"champion", "plain", "suffix", "trial"}

@@ -17,9 +17,9 @@ from decoder.engines.vllm.attached import adapter_of
 if TYPE_CHECKING:  # not before the engine: it brings numba (decoder.engines.vllm.plugin says why)
     from vllm import LLM
 
-    from decoder.contracts.events import DraftEvent
     from decoder.telemetry.ring import Ring
     from decoder.worker import Worker
+    from tests.events import DraftEvent
 
 
 def real(test: Any) -> Any:
@@ -60,9 +60,9 @@ def keep_events(worker: Worker) -> Ring:
 
 def events_in(worker: Worker) -> list[DraftEvent]:
     """The events that such a worker keeps."""
-    from tests.decoder.telemetry.telling import events_of
+    from tests.decoder.telemetry.telling import events_in
 
-    return events_of(worker.router.requests.sink.ring)  # type: ignore[arg-type]
+    return events_in(worker.router.requests.sink.ring)  # type: ignore[arg-type]
 
 
 def worker_of(runner: Any) -> Worker:

@@ -14,9 +14,9 @@ import pytest
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.draft_budget import MASK_US
 from decoder.policy.pricing import CostTable
-from tests.conftest import KeepingSink
 from tests.engines.configs import config
 from tests.engines.scheduled import VOCABULARY, Scheduled
+from tests.events import KeepingLog
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
@@ -324,7 +324,7 @@ def test_what_the_adapter_takes_is_our_own_time_and_not_the_targets(
         given.pop(name)
     e.runner = Ticking(**given)
     router = e.worker.router
-    router.turns, router.requests.sink = None, (sink := KeepingSink())
+    router.turns, router.requests.sink = None, (sink := KeepingLog())
     monkeypatch.setattr(time, "perf_counter", lambda: 1.0 + e.runner.ticks * 1e-6)
     during, drafting = e.adapter.during_step, e.draft
 

@@ -10,10 +10,10 @@ import pytest
 
 from decoder.engines.vllm.adapter import RESTARTS
 from decoder.policy.rule import CACHE
-from tests.conftest import KeepingSink
 from tests.engines.configs import config
 from tests.engines.scheduled import VOCABULARY
 from tests.engines.test_vllm_adapter import ask, copying, drafted, engine, is_whole, serve
+from tests.events import KeepingLog
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
@@ -135,7 +135,7 @@ def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
     field: str, value: Any
 ) -> None:
     e = engine(config("suffix"))
-    e.worker.router.requests.sink = sink = KeepingSink()
+    e.worker.router.requests.sink = sink = KeepingLog()
     propose = e.adapter.propose
 
     def other(*arguments: Any) -> Any:

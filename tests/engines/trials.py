@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from decoder.contracts.bundle import Policy, frequency_policy
-from decoder.engines.reference.session import Session
 from tests.conftest import random_policy
 from tests.engines.plugged import run_apart
-from tests.engines.tiny import labelling, learned_policy, tiny_engine, tiny_prompt
+from tests.engines.tiny import labelling, learned_policy, session_of, tiny_engine, tiny_prompt
 
 Drafts = dict[tuple[str, int], list[int]]
 
@@ -122,7 +121,7 @@ def tiny_trial(model: bool) -> Trial:
     """The reference engine in this process, on a random model of twelve tokens."""
     limit = 96
     engine = tiny_engine(2, max_model_len=limit)
-    session = Session(engine, labelling(0.0, model))
+    session, log = session_of(engine, labelling(0.0, model))
     asks = [Ask(f"free-{i}", tiny_prompt(i), 40) for i in range(4)]
     asks += [Ask(f"off-{i}", tiny_prompt(i), 40, speculate=False) for i in range(2)]
     asks += [Ask(f"stop-{i}", tiny_prompt(i), 40, stop_ids=[3, 8]) for i in range(4)]
@@ -137,7 +136,7 @@ def tiny_trial(model: bool) -> Trial:
         )
         for ask in asks
     ]  # fmt: skip
-    events = [e._asdict() for e in session.sink if e.draft_len]
+    events = [e._asdict() for e in log.every if e.draft_len]
     arms = {"cache", "model"} if model else {"cache"}
     tokens, finish = [g.tokens for g in made], [g.finish for g in made]
     return Trial(

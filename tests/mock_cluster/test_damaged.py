@@ -20,7 +20,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from decoder.kafka import clients
 from decoder.kafka.clients import close, fetch, open_consumer
-from decoder.kafka.unpacking import MOST_BYTES, Unreadable
+from decoder.kafka.codec import MOST_BYTES, Unreadable
 from tests import raw_batches as raw
 from tests.conftest import until
 from tests.decoder.telemetry import broker

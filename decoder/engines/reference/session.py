@@ -5,15 +5,16 @@ A cycle is: choose, draft, verify, accept, observe.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 
 from decoder.contracts.errors import EngineError
-from decoder.contracts.events import DraftEvent
+from decoder.core.choice import Chosen, choose
 from decoder.core.costs import LiveCosts
+from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
 from decoder.core.requests import Decision, RequestOptions, StepReport
 from decoder.drafting.suffix import SuffixCache
@@ -28,8 +29,8 @@ from decoder.engines.reference.target import Read
 class Session:
     """One method at work: what it generates stays in its suffix cache for later requests.
 
-    ``router.policy`` may be replaced at any time, as in a serving worker. ``sink`` holds the events
-    that the router emitted.
+    ``router.policy`` may be replaced at any time, as in a serving worker. Events go to ``sink``,
+    if there is one.
     """
 
     def __init__(
@@ -38,20 +39,17 @@ class Session:
         method: Method,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
+        sink: Sink | None = None,
+        choice: Callable[..., Chosen] = choose,
     ) -> None:
         if method.model and engine.head is None:
             raise EngineError(f"method {method.name!r} drafts with a model: load a drafter.")
         self.engine, self.method = engine, method
         self.cache = SuffixCache(method.drafting(engine.settings)) if method.cache else None
-        self.router, self._log = method.router(
-            engine.settings, self.cache, engine.token_classes, costs, floor
+        self.router = method.router(
+            engine.settings, self.cache, engine.token_classes, costs, floor, sink, choice
         )
         self._requests = 0
-
-    @property
-    def sink(self) -> list[DraftEvent]:
-        """The events so far; may be emptied."""
-        return self._log.every
 
     def generate(
         self,

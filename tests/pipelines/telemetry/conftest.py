@@ -11,13 +11,13 @@ import pytest
 from kafka.admin import NewTopic
 
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import DraftEvent, Origin, encode_batch
+from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DRAFTS, TOPICS
 from decoder.kafka.clients import close, open_admin, open_producer
 from decoder.policy.first import first_policy
-from decoder.telemetry.handover import Handover
+from decoder.telemetry.supervisor import Supervisor
 from decoder.trial.block import Account
 from decoder.trial.sides import Side
 from decoder.trial.turns import Played, Turns
@@ -31,6 +31,7 @@ from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry import broker
 from tests.decoder.telemetry.broker import running
 from tests.decoder.telemetry.telling import ring_of
+from tests.events import DraftEvent, encode_events
 from tests.pipelines.watch.records import event
 
 
@@ -73,10 +74,10 @@ def of_worker(kafka: KafkaSettings) -> None:
             process="w", scope="scope", time=time.time(), sides=sums, events_made=100, **made
         )
 
-    handover = Handover(kafka, ring, ORIGIN, status, turns)
-    handover.start()
-    until(lambda: handover.accounts().sent == 100 and handover.accounts().rounds_sent == 1)
-    handover.close()
+    supervisor = Supervisor(kafka, ring, ORIGIN, status, turns)
+    supervisor.start()
+    until(lambda: supervisor.report().sent == 100 and supervisor.report().rounds_sent == 1)
+    supervisor.close()
 
 
 def of_intake(kafka: KafkaSettings) -> None:
@@ -141,7 +142,7 @@ def events(first: int, count: int, ago: float = 60.0) -> list[DraftEvent]:
 
 
 def record(origin: Origin, sequence: int, first: int, count: int = 10) -> bytes:
-    return encode_batch(events(first, count), origin, sequence)
+    return encode_events(events(first, count), origin, sequence)
 
 
 def produce(kafka: KafkaSettings, sent: Sequence[tuple[int, bytes]]) -> None:

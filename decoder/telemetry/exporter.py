@@ -1,7 +1,7 @@
-"""What makes records of a ring's rows and sends them, in the carrier's process.
+"""What makes records of a ring's rows and sends them, in the exporter's process.
 
 One record is under way at a time: it is said which rows are in it, then it is made and sent, and
-once it is acknowledged, or refused for good, its rows are settled in one stroke. A carrier that
+once it is acknowledged, or refused for good, its rows are settled in one stroke. An exporter that
 dies between leaves them to the next one, which makes the same record under the same number; readers
 drop one they have had. All records of a life go to one partition, so that they are read in order.
 """
@@ -18,13 +18,13 @@ import numpy as np
 
 from decoder.complaints import Complaints
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import Origin
+from decoder.contracts.events import Origin, encode_batch
 from decoder.contracts.redacted import redacted
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, STATUS, TRIALS, Topic
 from decoder.kafka.sender import open_sender
+from decoder.telemetry.head_sampling import HeadSampler
 from decoder.telemetry.ring import BEAT, HEAD, Ring
-from decoder.telemetry.shedding import Shedding
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -46,22 +46,22 @@ PASSING: Final = ("UNKNOWN_TOPIC_OR_PART", "SASL_AUTHENTICATION_FAILED")
 """Of a broker's refusals, those that librdkafka gives up at and a person can mend."""
 
 
-class Shipper:
-    """Sends what is in ``ring``, in one thread. ``books`` say what became of it."""
+class Exporter:
+    """Sends what is in ``ring``, in one thread. ``progress`` counts what became of it."""
 
     def __init__(
-        self, kafka: KafkaSettings, origin: Origin, ring: Ring, shedding: Shedding | None = None
+        self, kafka: KafkaSettings, origin: Origin, ring: Ring, sampler: HeadSampler | None = None
     ) -> None:
         """Begin where the one before ended."""
         self._kafka, self._origin, self._ring = kafka, origin, ring
-        self._shedding = shedding or Shedding(0.0)
-        self.books = ring.books()
-        self.books.limit = self.books.limit or BATCH
-        ring.say(self.books)  # of one that died in saying so, all is done that follows
-        self._seen = self.books.end  # rows, a look ago: on any processor they are whole by now
-        self._drawn = self.books.end  # rows of which it is known whether they are shed
-        # Of the rows under way those of the record; one that another carrier left may lie there.
-        self._kept = np.arange(self.books.end - self.books.settled)
+        self._sampler = sampler or HeadSampler(0.0)
+        self.progress = ring.progress()
+        self.progress.limit = self.progress.limit or BATCH
+        ring.write_progress(self.progress)  # what one that died in it left to do is done
+        self._seen = self.progress.end  # rows, a look ago: on any processor they are whole by now
+        self._drawn = self.progress.end  # rows of which it is known whether they are shed
+        # Of the rows under way those of the record; one that another exporter left may lie there.
+        self._kept = np.arange(self.progress.end - self.progress.settled)
         self._flying, self._doubtful = False, len(self._kept) > 0
         self._producer: Any = None
         self._retry_at = 0.0
@@ -73,7 +73,7 @@ class Shipper:
     @property
     def busy(self) -> bool:
         """Whether there is something to do at once, or an answer to wait for."""
-        due = self.books.end > self.books.settled or len(self._ring) >= self.books.limit
+        due = self.progress.end > self.progress.settled or len(self._ring) >= self.progress.limit
         return self._flying or (due and time.monotonic() >= self._retry_at)
 
     @property
@@ -89,7 +89,7 @@ class Shipper:
         elif kind == b"R" and len(self._rounds) + self._rounds_flying < ROUNDS:
             self._rounds.append(line)
         elif kind == b"R":
-            self.books.rounds_dropped += 1
+            self.progress.rounds_dropped += 1
 
     def turn(self) -> None:
         """Take note of what was answered, and send what can be sent. Never raises."""
@@ -107,48 +107,49 @@ class Shipper:
 
     def close(self) -> None:
         """Leave: what is not settled has failed, or is in doubt where it may have been sent."""
-        books = self.books
-        books.in_doubt += len(self._kept) if self._doubtful else 0
-        books.failed += int(self._ring.control[HEAD]) - books.settled
-        books.end = books.settled
-        books.rounds_dropped += len(self._rounds) + self._rounds_flying
-        self._ring.say(books)
+        progress = self.progress
+        progress.in_doubt += len(self._kept) if self._doubtful else 0
+        progress.failed += int(self._ring.control[HEAD]) - progress.settled
+        progress.end = progress.settled
+        progress.rounds_dropped += len(self._rounds) + self._rounds_flying
+        self._ring.write_progress(progress)
 
     # --- records
 
     def _send(self) -> None:
         """Send the record that is under way, or else the next one, if there is any."""
-        books, ring = self.books, self._ring
-        if books.end == books.settled and not self._begin():
+        progress, ring = self.progress, self._ring
+        if progress.end == progress.settled and not self._begin():
             return
-        rows = ring.slice(books.settled, books.end)
+        rows = ring.slice(progress.settled, progress.end)
         self._kept = np.flatnonzero(rows["share"] > 0)
         if not len(self._kept):
             self._settle()
             return
         try:
-            value = ring.record(rows[self._kept], self._origin, books.sequence)
+            batch = ring.batch(rows[self._kept], self._origin, progress.sequence)
+            value = encode_batch(batch)
         except EventRefused as error:
             if not self._halve():
                 self._complaints.warning("a draft event cannot be written: %s", error)
                 self._settle("malformed")
             return
-        self._flying = self._produce(DRAFTS, value, self._landed, partition=books.partition)
+        self._flying = self._produce(DRAFTS, value, self._landed, partition=progress.partition)
         self._doubtful |= self._flying
 
     def _begin(self) -> bool:
         """Say which rows come next, and draw which of them are told of; False for none."""
-        books, ring, first = self.books, self._ring, self.books.settled
+        progress, ring, first = self.progress, self._ring, self.progress.settled
         whole, self._seen = min(self._seen, first + REACH), int(ring.control[HEAD])
         if whole == first:
             return False
-        if self._shedding.per_second and whole > self._drawn:
+        if self._sampler.per_second and whole > self._drawn:
             places = ring.places(max(first, self._drawn), whole)
-            shares = self._shedding.shares(ring.rows["request"][places].tolist())
+            shares = self._sampler.shares(ring.rows["request"][places].tolist())
             ring.rows["share"][places], self._drawn = shares, whole
         kept = np.flatnonzero(ring.rows["share"][ring.places(first, whole)] > 0)
-        books.end = first + int(kept[books.limit]) if len(kept) > books.limit else whole
-        ring.say(books)
+        progress.end = first + int(kept[progress.limit]) if len(kept) > progress.limit else whole
+        ring.write_progress(progress)
         return True
 
     def _halve(self) -> bool:
@@ -156,39 +157,39 @@ class Shipper:
         half = (len(self._kept) + 1) // 2
         if half == len(self._kept):
             return False
-        self.books.end = self.books.settled + int(self._kept[half])
-        self._ring.say(self.books)
+        self.progress.end = self.progress.settled + int(self._kept[half])
+        self._ring.write_progress(self.progress)
         return True
 
     def _landed(self, error: KafkaError | None, message: object = None) -> None:
         """Take note of what became of the record under way, which may have to be sent again."""
-        books, self._flying = self.books, False
+        progress, self._flying = self.progress, False
         name = error.name() if error is not None else ""
         if error is not None and (error.code() < 0 or name in PASSING):
             if name == "_UNKNOWN_PARTITION":
-                books.partition = -1  # the topic was made anew: ask how many there are
+                progress.partition = -1  # the topic was made anew: ask how many there are
             self._fail(error)
             return
         if name in TOO_LARGE and self._halve():
-            books.limit, self._doubtful = (len(self._kept) + 1) // 2, False
+            progress.limit, self._doubtful = (len(self._kept) + 1) // 2, False
             return
         if error is not None:
             self._complaints.warning("draft events were refused for good: %s", error)
-        books.sequence += 1
+        progress.sequence += 1
         self._settle(name.title().replace("_", ""))
 
     def _settle(self, refused: str = "") -> None:
         """Book what became of the rows under way: sent, or refused for that reason."""
-        books, events = self.books, len(self._kept)
-        shed = books.end - books.settled - events
+        progress, events = self.progress, len(self._kept)
+        shed = progress.end - progress.settled - events
         if refused:
-            books.refused[refused] = books.refused.get(refused, 0) + events
+            progress.refused[refused] = progress.refused.get(refused, 0) + events
         else:
-            books.sent += events
+            progress.sent += events
         if shed:
-            books.dropped["shed"] = books.dropped.get("shed", 0) + shed
+            progress.dropped["shed"] = progress.dropped.get("shed", 0) + shed
         self._doubtful = False
-        self._ring.say(books)
+        self._ring.write_progress(progress)
 
     def _produce(
         self, topic: Topic, value: bytes, landed: Callable[..., None], **place: int
@@ -221,11 +222,11 @@ class Shipper:
 
     def _round_landed(self, error: KafkaError | None, message: object = None) -> None:
         self._rounds_flying -= 1
-        self.books.rounds_sent += error is None
-        self.books.rounds_dropped += error is not None
+        self.progress.rounds_sent += error is None
+        self.progress.rounds_dropped += error is not None
         if error is not None:
             self._complaints.warning("a round of a trial was not sent: %s", error)
-        self._ring.say(self.books)
+        self._ring.write_progress(self.progress)
 
     # --- the broker
 
@@ -234,14 +235,14 @@ class Shipper:
 
         if self._producer is None:
             self._producer = open_sender(self._kafka, "telemetry", self._complain)
-        if self.books.partition < 0:
+        if self.progress.partition < 0:
             found = self._producer.list_topics(DRAFTS.name, timeout=METADATA_S)
             topic = found.topics[DRAFTS.name]
             if topic.error is not None:
                 raise KafkaException(topic.error)
             drawn = zlib.crc32(self._origin.life.encode())
-            self.books.partition = drawn % len(topic.partitions)
-            self._ring.say(self.books)
+            self.progress.partition = drawn % len(topic.partitions)
+            self._ring.write_progress(self.progress)
 
     def _fail(self, error: object) -> None:
         self._retry_at = time.monotonic() + RETRY_S

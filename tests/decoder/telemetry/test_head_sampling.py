@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from decoder.contracts.events import DraftEvent
-from decoder.telemetry import shedding
-from decoder.telemetry.shedding import LOOK_S, Shedding
+from decoder.telemetry import head_sampling
+from decoder.telemetry.head_sampling import LOOK_S, HeadSampler
 from tests.contracts.test_events import NAMES, PLAIN
+from tests.events import DraftEvent
 
 CYCLES = 20
 
@@ -22,13 +22,13 @@ def request(name: object) -> list[DraftEvent]:
     return [PLAIN._replace(request=opaque, cycle=cycle) for cycle in range(CYCLES)]
 
 
-def keep(shed: Shedding, events: list[DraftEvent]) -> list[DraftEvent]:
+def keep(shed: HeadSampler, events: list[DraftEvent]) -> list[DraftEvent]:
     """What is told of ``events``, with the chance that each had."""
     shares = shed.shares([event.request.encode() for event in events])
     return [e._replace(share=share) for e, share in zip(events, shares, strict=True) if share]
 
 
-def run(shed: Shedding, clock: Clock, requests: int, looks: int) -> list[list[DraftEvent]]:
+def run(shed: HeadSampler, clock: Clock, requests: int, looks: int) -> list[list[DraftEvent]]:
     """Of each look the events kept, of so many new requests told of cycle by cycle."""
     kept = []
     for look in range(looks):
@@ -40,7 +40,7 @@ def run(shed: Shedding, clock: Clock, requests: int, looks: int) -> list[list[Dr
 
 def test_whole_requests_are_kept_and_their_shares_make_up_for_the_others() -> None:
     clock = Clock()
-    shed = Shedding(100.0, clock)
+    shed = HeadSampler(100.0, clock)
     kept = run(shed, clock, requests=400, looks=12)  # 1600 events a second
     assert shed.halvings >= 4
     for events in kept:
@@ -55,7 +55,7 @@ def test_whole_requests_are_kept_and_their_shares_make_up_for_the_others() -> No
 
 def test_a_request_under_way_stays_as_it_was_drawn_and_the_share_comes_back_with_calm() -> None:
     clock = Clock()
-    shed = Shedding(100.0, clock)
+    shed = HeadSampler(100.0, clock)
     first, *rest = request("first")
     assert keep(shed, [first]) == [first]
     run(shed, clock, requests=400, looks=6)
@@ -66,7 +66,7 @@ def test_a_request_under_way_stays_as_it_was_drawn_and_the_share_comes_back_with
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    shed = Shedding(1e9)
-    for number in range(shedding.REQUESTS + 10):
+    shed = HeadSampler(1e9)
+    for number in range(head_sampling.REQUESTS + 10):
         shed.shares([b"%d" % number])
-    assert len(shed._requests) == shedding.REQUESTS
+    assert len(shed._requests) == head_sampling.REQUESTS

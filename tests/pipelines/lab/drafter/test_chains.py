@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from decoder.contracts.errors import EngineError
-from decoder.drafting import eagle3
 from decoder.engines.reference.drafter import Drafter
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.method import method
-from decoder.engines.reference.recording import record
 from decoder.engines.reference.session import Session
+from pipelines.lab.drafter import chains
+from pipelines.lab.drafter.chains import record
 from tests.engines.tiny import Family, tiny_engine, tiny_prompt
 
 
@@ -47,7 +47,7 @@ def test_chains_are_run_in_blocks_without_a_difference(monkeypatch: pytest.Monke
     output = Session(engine, method("greedy")).generate(prompt, 60).tokens
     whole = record(engine, prompt, output)
     assert sum(whole) > 5
-    monkeypatch.setattr(eagle3, "ROWS", 7)
+    monkeypatch.setattr(chains, "ROWS", 7)
     assert record(engine, prompt, output) == whole
 
 

@@ -3,13 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
+from torch import Tensor, nn
 
 from decoder.contracts.errors import EngineError
 from decoder.drafting.drafts import common_prefix
-from decoder.drafting.eagle3 import chains
+from decoder.drafting.eagle3 import KV, Eagle3Head
 from decoder.engines.reference.engine import ReferenceEngine
+
+ROWS: Final = 512
+"""Chains run together: their attention scores over 16k positions stay below a gigabyte."""
+
+
+@torch.inference_mode()
+def chains(
+    head: Eagle3Head, embedding: nn.Module, tokens: Tensor, aux: Tensor, rows: Tensor, k: int
+) -> Tensor:
+    """The greedy chains of ``k`` tokens from ``rows`` of a known text: target ids, int64 (rows, k).
+
+    Each attends to the positions committed before it started and to its own steps, as in serving.
+
+    Args:
+        embedding: the target's, ids -> (tokens, hidden).
+        tokens: int64 (n,) the text.
+        aux: (n - 1 or more, layers * hidden) the target's states at its positions.
+        rows: int64; a chain at row ``p`` knows ``tokens[: p + 2]`` and drafts what follows.
+    """
+    followers = embedding(tokens[1:])
+    states = head.fc(aux[: len(followers)])
+    places = torch.arange(len(followers), device=tokens.device)
+    committed = head.midlayer.self_attn.keys_values(head.midlayer.mixed(followers, states), places)
+    parts = []
+    for starts in rows.split(ROWS):
+        before = int(starts.max())
+        cache = KV(committed.keys[:, :before], committed.values[:, :before])
+        visible = places[:before] < starts[:, None]
+        own = torch.eye(len(starts), dtype=torch.bool, device=tokens.device)
+        embeds, hidden, drafted = followers[starts], states[starts], list[Tensor]()
+        for step in range(k):
+            visible = torch.cat((visible, own), 1)
+            hidden, cache = head.advance(embeds, hidden, starts + step, cache, visible)
+            best = head.logits(hidden).argmax(-1)
+            drafted.append(best + head.d2t[best])
+            embeds = embedding(drafted[-1])
+        parts.append(torch.stack(drafted, 1))
+    return torch.cat(parts)
 
 
 def record(engine: ReferenceEngine, prompt: Sequence[int], output: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which requests are told of where a worker makes more events than it may send.
+"""Head sampling by request, where the event rate exceeds the limit.
 
 Whole requests, drawn by a hash of their pseudonym: half of them, a quarter, and so on, so that a
 request in a smaller share is in every larger one, and what is known of a request is known whole.
@@ -22,7 +22,7 @@ REQUESTS: Final = 65_536
 """Remembered, the ones heard of last."""
 
 
-class Shedding:
+class HeadSampler:
     """Keeps about ``per_second`` events a second at most."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:

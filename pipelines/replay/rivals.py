@@ -1,5 +1,6 @@
-"""A rival: payoffs of cache drafts counted by where they came from, and nothing learned beside.
+"""Methods that only the laboratory decides by, beside those of the reference engine.
 
+``buckets``: payoffs of cache drafts counted by where they came from, and nothing learned beside.
 What vLLM's suffix decoding does after 0.33, with a model draft in the place of no draft: counts by
 source (the request's own text, or others'), length of match and position in the draft, the chance
 of a position being (accepted + 1) / (observed + 2), halved every :data:`HALVES` steps. Drafts and
@@ -8,17 +9,21 @@ arms are priced as a survival policy's are, so that what differs is the estimate
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, FloatArray
-from decoder.core.choice import Chosen, Step
-from decoder.core.events import Log
+from decoder.core.choice import Chosen, Step, choose
+from decoder.engines.reference import method as reference
+from decoder.engines.reference.method import ALWAYS, Maker, Method
 from decoder.policy.loops import Terms, draft_length, share_out, yields_of_places
 from decoder.policy.pricing import value_of
+from pipelines.replay.events import EventLog
 
 HALVES: Final = 1024
 """Steps after which counts lose half their weight."""
@@ -37,11 +42,11 @@ class Buckets:
         self._accepted, self._observed = np.zeros(shape), np.zeros(shape)
         self._steps = 0
 
-    def put(self, rows: NDArray[Any]) -> None:
+    def update(self, rows: NDArray[Any]) -> None:
         """Count the labels of cache drafts, censored ones as far as they are known. Mutates.
 
         Args:
-            rows: [n] of :data:`decoder.telemetry.ring.ROW`.
+            rows: [n] of :data:`decoder.contracts.fields.ROW`.
         """
         rows = rows[rows["draft_len"] > 0]
         sources, matches = _places(rows["features"])
@@ -79,17 +84,21 @@ class Buckets:
         return Chosen(k or step.model_len)
 
 
-class RuleLog(Log):
-    """Keeps the events, and tells a rule that learns from them."""
+METHODS: Final[Mapping[str, Maker]] = {
+    **reference.METHODS,
+    "buckets": lambda p, t, k: Method("buckets", frequency_policy("", ALWAYS), rule=Buckets),
+}
+"""Makers by name. ``buckets`` drafts as the worker does."""
+method = partial(reference.method, makers=METHODS)
+"""The method of a name, of these."""
 
-    def __init__(self, rule: Buckets | None) -> None:
-        super().__init__()
-        self._rule = rule
 
-    def put(self, rows: NDArray[Any]) -> None:
-        """Look at rows as they come."""
-        if self._rule is not None:
-            self._rule.put(rows)
+def deciding(method: Method) -> tuple[EventLog, Callable[..., Chosen]]:
+    """For one run of ``method``: the log of its events, and what chooses."""
+    if method.rule is None:
+        return EventLog(), choose
+    rule = method.rule()
+    return EventLog(rule.update), rule
 
 
 def _places(features: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

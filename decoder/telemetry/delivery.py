@@ -1,4 +1,4 @@
-"""What became of events: what the carrier settled, and the account of a worker's whole life."""
+"""Delivery counters: what the exporter settled, and the report of a worker's whole life."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 Counts = dict[str, int]
 
 
-class Fates(msgspec.Struct):
+class DeliveryCounters(msgspec.Struct):
     """Events of one life, each settled in one way, and rounds of trials. Mutable."""
 
     sent: int = 0
@@ -25,8 +25,8 @@ class Fates(msgspec.Struct):
         return self.sent + self.in_doubt + lost
 
 
-class Books(Fates):
-    """The same, and where a carrier goes on.
+class DeliveryProgress(DeliveryCounters):
+    """The same, and where an exporter goes on.
 
     Rows from ``settled`` to before ``end`` are under way: one record, the one with number
     ``sequence``. Later ones are of at most ``limit`` events. All go to one ``partition``, -1 where
@@ -40,7 +40,7 @@ class Books(Fates):
     sequence: int = 0
 
 
-class Accounts(Fates):
+class DeliveryReport(DeliveryCounters):
     """Where the events of a worker's life are; the fields of its status, by the same names."""
 
     made: int = 0

@@ -1,4 +1,4 @@
-"""The carrier and its parent: what one or the other loses is counted, and nobody is left behind."""
+"""Exporter and parent: what one or the other loses is counted, and nobody is left behind."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from decoder.contracts.topics import DRAFTS, STATUS, TRIALS
 from decoder.contracts.trials import decode_round
 from decoder.kafka.clients import open_admin
 from decoder.policy.first import first_policy
-from decoder.telemetry.books import Accounts
-from decoder.telemetry.handover import Handover
+from decoder.telemetry.delivery import DeliveryReport
 from decoder.telemetry.ring import BEAT, Ring
+from decoder.telemetry.supervisor import Supervisor
 from decoder.trial.block import Account
 from decoder.trial.sides import Side
 from decoder.trial.turns import Played, Turns
@@ -37,19 +37,20 @@ from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import batches, consumed, running
 from tests.decoder.telemetry.telling import put, ring_of
+from tests.events import events_of
 
 
-def handover_of(kafka: KafkaSettings, ring: Ring, **changes: Any) -> Handover:
+def supervisor_of(kafka: KafkaSettings, ring: Ring, **changes: Any) -> Supervisor:
     def status() -> WorkerStatus:
-        accounts = handover.accounts()
+        accounts = supervisor.report()
         return WorkerStatus(process="w", scope="s", time=time.time(), events_sent=accounts.sent)
 
-    handover = Handover(kafka, ring, **{"origin": ORIGIN, "status": status, **changes})
-    handover.start()
-    return handover
+    supervisor = Supervisor(kafka, ring, **{"origin": ORIGIN, "status": status, **changes})
+    supervisor.start()
+    return supervisor
 
 
-def balanced(a: Accounts) -> bool:
+def balanced(a: DeliveryReport) -> bool:
     lost = sum(a.dropped.values()) + sum(a.refused.values()) + a.failed
     least = min(a.sent, a.in_doubt, a.waiting, a.failed, *a.dropped.values(), *a.refused.values())
     return least >= 0 and a.made == a.sent + a.in_doubt + a.waiting + lost
@@ -58,43 +59,43 @@ def balanced(a: Accounts) -> bool:
 def distinct(kafka: KafkaSettings) -> list[int]:
     """Numbers of events as readers count them: of each record the first that came."""
     known = {(b.origin.life, b.sequence): b for b in reversed(batches(kafka))}
-    return sorted(e.number for batch in known.values() for e in batch.events)
+    return sorted(e.number for batch in known.values() for e in events_of(batch))
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decoder.telemetry.handover.EVERY_S", 0.1)
-    monkeypatch.setattr("decoder.telemetry.handover.SILENT_TURNS", 600)
+    monkeypatch.setattr("decoder.telemetry.supervisor.EVERY_S", 0.1)
+    monkeypatch.setattr("decoder.telemetry.supervisor.SILENT_TURNS", 600)
 
 
-def test_a_carrier_that_dies_loses_nothing_and_gives_no_number_to_two_records(
+def test_an_exporter_that_dies_loses_nothing_and_gives_no_number_to_two_records(
     kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed, killed again, and one that hangs; and one that is killed while the worker closes."""
-    monkeypatch.setattr("decoder.telemetry.handover.RESTART_S", (0.1, 0.1))
+    monkeypatch.setattr("decoder.telemetry.supervisor.RESTART_S", (0.1, 0.1))
     ring = Ring(100_000)
-    handover = handover_of(kafka, ring)
+    supervisor = supervisor_of(kafka, ring)
     for deaths, by in enumerate((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP), start=1):
         put(ring, *[PLAIN] * 300)
-        until(lambda: handover.accounts().sent > 0 and handover.pid is not None)
-        sent = handover.accounts().sent
+        until(lambda: supervisor.report().sent > 0 and supervisor.pid is not None)
+        sent = supervisor.report().sent
         put(ring, *[PLAIN] * 3_000)
-        until(lambda sent=sent: handover.accounts().sent > sent)  # type: ignore[misc]
-        assert handover.pid is not None
-        os.kill(handover.pid, by)
+        until(lambda sent=sent: supervisor.report().sent > sent)  # type: ignore[misc]
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, by)
         with monkeypatch.context() as short:
             if by is signal.SIGSTOP:
-                short.setattr("decoder.telemetry.handover.SILENT_TURNS", 10)
-            until(lambda d=deaths: handover.accounts().deaths == d)  # type: ignore[misc]
-        assert balanced(handover.accounts())
-    until(lambda: not handover.accounts().waiting)
-    handover._start_at = time.monotonic() + 600.0
-    assert handover.pid is not None
-    os.kill(handover.pid, signal.SIGKILL)
+                short.setattr("decoder.telemetry.supervisor.SILENT_TURNS", 10)
+            until(lambda d=deaths: supervisor.report().deaths == d)  # type: ignore[misc]
+        assert balanced(supervisor.report())
+    until(lambda: not supervisor.report().waiting)
+    supervisor._start_at = time.monotonic() + 600.0
+    assert supervisor.pid is not None
+    os.kill(supervisor.pid, signal.SIGKILL)
     put(ring, *[PLAIN] * 300)
-    until(lambda: handover.accounts().deaths == 4)
-    handover.close()
-    assert handover.accounts() == Accounts(made=10_200, sent=10_200, deaths=4)
+    until(lambda: supervisor.report().deaths == 4)
+    supervisor.close()
+    assert supervisor.report() == DeliveryReport(made=10_200, sent=10_200, deaths=4)
     assert distinct(kafka) == list(range(10_200))
     known: dict[int, bytes] = {}
     for value in consumed(kafka, DRAFTS.name):
@@ -108,22 +109,22 @@ def test_a_broker_may_come_late_and_an_outage_beyond_the_memory_drops_the_newest
     port = machine.free_port()
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     ring = Ring(1_000)
-    handover = handover_of(kafka, ring)
+    supervisor = supervisor_of(kafka, ring)
     put(ring, *[EVENT, PLAIN] * 50)
     until(lambda: ring.control[BEAT] > 0)
-    assert handover.accounts() == Accounts(made=100, waiting=100), "no broker yet"
+    assert supervisor.report() == DeliveryReport(made=100, waiting=100), "no broker yet"
     with running(tmp_path, port):
-        until(lambda: handover.accounts().sent == 100)
+        until(lambda: supervisor.report().sent == 100)
     put(ring, *[PLAIN] * 1_500)
-    assert handover.accounts().dropped == {"queue": 500} and balanced(handover.accounts())
-    assert handover.pid is not None
-    os.kill(handover.pid, signal.SIGKILL)  # and the one that held them
+    assert supervisor.report().dropped == {"queue": 500} and balanced(supervisor.report())
+    assert supervisor.pid is not None
+    os.kill(supervisor.pid, signal.SIGKILL)  # and the one that held them
     with running(tmp_path, port):
-        until(lambda: handover.accounts().sent == 1_100)
+        until(lambda: supervisor.report().sent == 1_100)
         put(ring, *[PLAIN] * 10)
-        handover.close()
-        found = handover.accounts()
-        assert found == Accounts(made=1_610, sent=1_110, dropped={"queue": 500}, deaths=1)
+        supervisor.close()
+        found = supervisor.report()
+        assert found == DeliveryReport(made=1_610, sent=1_110, dropped={"queue": 500}, deaths=1)
         assert distinct(kafka) == [*range(1_100), *range(1_600, 1_610)]
 
 
@@ -131,13 +132,13 @@ def test_a_worker_that_closes_without_a_broker_says_what_it_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nobody = f"127.0.0.1:{machine.free_port()}"
-    monkeypatch.setattr("decoder.telemetry.handover.CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("decoder.telemetry.supervisor.CLOSE_TIMEOUT_S", 0.5)
     ring = Ring(3)
     put(ring, *[EVENT] * 5)
-    handover = handover_of(KafkaSettings(bootstrap_servers=nobody), ring)
-    until(lambda: f"Kafka at {nobody} does not take" in caplog.text)  # what the carrier says
-    handover.close()
-    found = handover.accounts()
+    supervisor = supervisor_of(KafkaSettings(bootstrap_servers=nobody), ring)
+    until(lambda: f"Kafka at {nobody} does not take" in caplog.text)  # what the exporter says
+    supervisor.close()
+    found = supervisor.report()
     assert balanced(found) and (found.failed, found.dropped) == (3, {"queue": 2})
     assert "3 draft events were not sent to Kafka before the worker closed" in caplog.text
 
@@ -146,31 +147,31 @@ PARENT = """
 import os, sys, time
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
-from decoder.telemetry import handover
-from decoder.telemetry.handover import Handover
+from decoder.telemetry import supervisor
+from decoder.telemetry.supervisor import Supervisor
 from decoder.telemetry.ring import BEAT, Ring
 from tests.contracts.test_events import EVENT, ORIGIN
 from tests.decoder.telemetry.telling import put
-handover.LAST_S = float(sys.argv[3])
+supervisor.LAST_S = float(sys.argv[3])
 ring = Ring(10_000)
 kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
-handover = Handover(kafka, ring, ORIGIN, lambda: WorkerStatus(process="w", scope="s", time=1.0))
-handover.start()
+supervisor = Supervisor(kafka, ring, ORIGIN, lambda: WorkerStatus(process="w", scope="s", time=1.0))
+supervisor.start()
 put(ring, EVENT)
-while handover.accounts().sent < int(sys.argv[2]) or not ring.control[BEAT]:
+while supervisor.report().sent < int(sys.argv[2]) or not ring.control[BEAT]:
     time.sleep(0.01)
 put(ring, *[EVENT] * 600)
 child = os.fork()  # which holds the ring and the parent's end of the socket
 if not child:
     os.closerange(1, 3)
     time.sleep(600)
-print(handover.pid, child, flush=True)
+print(supervisor.pid, child, flush=True)
 time.sleep(600)
 """
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_no_carrier_outlives_its_parent_and_what_waits_is_sent_or_said(
+def test_no_exporter_outlives_its_parent_and_what_waits_is_sent_or_said(
     kafka: KafkaSettings, there: bool
 ) -> None:
     """A parent that is killed, and one that a terminal or a service manager ends with its group."""
@@ -181,14 +182,14 @@ def test_no_carrier_outlives_its_parent_and_what_waits_is_sent_or_said(
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True,
     ) as parent:  # fmt: skip
         assert parent.stdout is not None and parent.stderr is not None
-        carrier, child = map(psutil.Process, map(int, parent.stdout.readline().split()))
+        exporter, child = map(psutil.Process, map(int, parent.stdout.readline().split()))
         if there:
             parent.kill()
         else:
             os.killpg(parent.pid, signal.SIGINT)
             os.killpg(parent.pid, signal.SIGTERM)
         parent.wait(300)
-        carrier.wait(300)
+        exporter.wait(300)
         said = parent.stderr.read()
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
@@ -208,10 +209,10 @@ def test_a_status_or_a_round_that_cannot_be_made_holds_up_no_event_and_no_later_
     turns = Turns((), 0.0, {}, policy, seed=1)
     whole, broken = (Account(Side("first", policy)),), (None,)
     turns.rounds.extend([Played(0, 1.0, broken), Played(1, 2.0, whole)])  # type: ignore[arg-type]
-    handover = handover_of(kafka, ring_of(PLAIN), status=status, turns=turns)
-    until(lambda: handover.accounts().rounds_sent > 0)
-    handover.close()
-    found = handover.accounts()
+    supervisor = supervisor_of(kafka, ring_of(PLAIN), status=status, turns=turns)
+    until(lambda: supervisor.report().rounds_sent > 0)
+    supervisor.close()
+    found = supervisor.report()
     assert (found.sent, found.rounds_sent, found.rounds_dropped) == (1, 1, 1)
     assert [decode_round(value).number for value in consumed(kafka, TRIALS.name)] == [1]
 
@@ -225,12 +226,12 @@ def test_with_several_partitions_readers_miss_nothing_and_hear_of_all_at_the_end
         admin.close()
         make_right(kafka)
         ring = Ring(10_000)
-        handover = handover_of(kafka, ring)
+        supervisor = supervisor_of(kafka, ring)
         put(ring, *[EVENT, PLAIN] * 999)
-        until(lambda: handover.accounts().sent == 1_998)
+        until(lambda: supervisor.report().sent == 1_998)
         put(ring, EVENT, PLAIN)
-        handover.close()
-        assert handover.accounts() == Accounts(made=2_000, sent=2_000)
+        supervisor.close()
+        assert supervisor.report() == DeliveryReport(made=2_000, sent=2_000)
         status = decode_status(consumed(kafka, STATUS.name)[-1])
         assert isinstance(status, WorkerStatus) and status.events_sent == 2_000
         source = EventSource(kafka, {})
@@ -240,7 +241,7 @@ def test_with_several_partitions_readers_miss_nothing_and_hear_of_all_at_the_end
         while len(came) < 2_000:
             for record in source.poll(0.1):
                 assert intake.admit(record) is not None
-                came += [event.number for event in decode_batch(record.value).events]
+                came += [event.number for event in events_of(decode_batch(record.value))]
                 places.add(record.partition)
         source.close()
         assert intake.sequences.missing == intake.sequences.duplicates == 0

@@ -1,4 +1,4 @@
-"""What the shipper makes of events, with a broker and with one that refuses: all are counted."""
+"""What the exporter makes of events, with a broker and with one that refuses: all are counted."""
 
 from __future__ import annotations
 
@@ -13,55 +13,56 @@ from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.contracts.events import EventBatch, decode_batch, encode_batch
+from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, TRIALS
 from decoder.kafka.sender import open_sender
+from decoder.telemetry.exporter import BATCH, Exporter
+from decoder.telemetry.head_sampling import HeadSampler
 from decoder.telemetry.ring import HEAD, Ring
-from decoder.telemetry.shedding import Shedding
-from decoder.telemetry.shipper import BATCH, Shipper
 from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import batches, numbers
 from tests.decoder.telemetry.telling import put, ring_of
+from tests.events import encode_events, events_of
 
 RECORD_OVERHEAD = 300
 """Bytes, at most, that the client adds to a record's value before it compares with its limit."""
 
 
-def ship(shipper: Shipper, done: Callable[[], bool]) -> None:
-    """Turn until it comes true, without the pauses after a failure; the books add up each time."""
+def ship(exporter: Exporter, done: Callable[[], bool]) -> None:
+    """Turn until it comes true, without the pauses after a failure; counts add up each time."""
 
     def turn() -> None:
-        shipper._retry_at = 0.0
-        shipper.turn()
-        assert balanced(shipper._ring)
+        exporter._retry_at = 0.0
+        exporter.turn()
+        assert balanced(exporter._ring)
 
     until(done, "it to be shipped", turn=turn, pause=0.0)
 
 
 def balanced(ring: Ring) -> bool:
     """Whether what was said is of one moment: whole slices, each event in one place."""
-    books = ring.books()
-    under_way = max(books.end - books.settled, 0)
-    return 0 <= books.settled <= books.settled + under_way <= ring.control[HEAD]
+    progress = ring.progress()
+    under_way = max(progress.end - progress.settled, 0)
+    return 0 <= progress.settled <= progress.settled + under_way <= ring.control[HEAD]
 
 
 def test_a_batch_above_the_limit_is_cut(
     kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client refuses here, as a broker would, whatever is larger than a few events."""
-    most = len(encode_batch([EVENT] * 3, ORIGIN, 10**6)) + RECORD_OVERHEAD
+    most = len(encode_events([EVENT] * 3, ORIGIN, 10**6)) + RECORD_OVERHEAD
     monkeypatch.setattr(
-        "decoder.telemetry.shipper.open_sender",
+        "decoder.telemetry.exporter.open_sender",
         lambda *told: open_sender(*told, {"message.max.bytes": most}),
     )
     ring = ring_of(*[EVENT] * 50, *[PLAIN] * 3)
-    shipper = Shipper(kafka, ORIGIN, ring)
-    ship(shipper, lambda: shipper.books.sent == 53)
+    exporter = Exporter(kafka, ORIGIN, ring)
+    ship(exporter, lambda: exporter.progress.sent == 53)
     put(ring, *[EVENT] * 30)
-    ship(shipper, lambda: shipper.books.sent == 83)
-    shipper.close()
+    ship(exporter, lambda: exporter.progress.sent == 83)
+    exporter.close()
     found = batches(kafka)
     assert numbers(found) == list(range(83)) and len(found) > 20
     assert [batch.sequence for batch in found] == list(range(len(found)))
@@ -112,11 +113,11 @@ ERRORS = {
 FINAL = {"MsgSizeTooLarge", "InvalidRecord", "TopicAuthorizationFailed"}
 
 
-def beside(ring: Ring, producer: Any, shedding: Shedding | None = None) -> Shipper:
-    """A shipper with that producer."""
-    shipper = Shipper(KafkaSettings(), ORIGIN, ring, shedding)
-    shipper._producer = producer
-    return shipper
+def beside(ring: Ring, producer: Any, sampler: HeadSampler | None = None) -> Exporter:
+    """An exporter with that producer."""
+    exporter = Exporter(KafkaSettings(), ORIGIN, ring, sampler)
+    exporter._producer = producer
+    return exporter
 
 
 @settings(max_examples=60, deadline=None)
@@ -129,9 +130,9 @@ def beside(ring: Ring, producer: Any, shedding: Shedding | None = None) -> Shipp
 def test_whatever_the_broker_answers_and_whoever_dies_every_event_is_counted_once(
     answers: list[str], sizes: list[int], partitions: int, deaths: list[int]
 ) -> None:
-    """A shipper that dies after so many turns leaves the ring as it is, and another begins."""
+    """An exporter that dies after so many turns leaves the ring as it is, and another begins."""
     ring, producer = Ring(4096), Producer(iter(answers), partitions)
-    shipper, left, life = beside(ring, producer), iter(deaths), 10**9
+    exporter, left, life = beside(ring, producer), iter(deaths), 10**9
     life = next(left, life)
     made = 0
     for turn in range(2_000):
@@ -141,20 +142,24 @@ def test_whatever_the_broker_answers_and_whoever_dies_every_event_is_counted_onc
             made += size
         if not life:
             producer._due.clear()  # whoever was to hear of it is no more
-            shipper, life = beside(ring, producer), next(left, 10**9)
+            exporter, life = beside(ring, producer), next(left, 10**9)
         life -= 1
-        shipper._retry_at = 0.0
-        shipper.turn()
+        exporter._retry_at = 0.0
+        exporter.turn()
         assert balanced(ring)
-        if turn // 3 >= len(sizes) and shipper.idle:
+        if turn // 3 >= len(sizes) and exporter.idle:
             break
-    books = ring.books()
-    assert books.settled == made == ring.control[HEAD] and not books.dropped and not books.in_doubt
-    assert books.refused.keys() <= FINAL
+    progress = ring.progress()
+    assert (
+        progress.settled == made == ring.control[HEAD]
+        and not progress.dropped
+        and not progress.in_doubt
+    )
+    assert progress.refused.keys() <= FINAL
     records: dict[int, list[int]] = {}
     delivered: set[int] = set()
     for _, batch in producer.records:
-        here = [event.number for event in batch.events]
+        here = [event.number for event in events_of(batch)]
         known = records.setdefault(batch.sequence, here)
         # nor does a broker take a record, let nobody know, and then find it too large
         changes = {"lost", "large"} <= set(answers)
@@ -164,8 +169,8 @@ def test_whatever_the_broker_answers_and_whoever_dies_every_event_is_counted_onc
         new = [number for number in here if number not in delivered]
         assert undone or not delivered or not new or min(new) > max(delivered), "out of order"
         delivered.update(here)
-    assert books.sent <= len(delivered)
-    assert len(delivered) == books.sent or deaths or "lost" in answers
+    assert progress.sent <= len(delivered)
+    assert len(delivered) == progress.sent or deaths or "lost" in answers
     assert len({partition for partition, _ in producer.records}) <= 1
 
 
@@ -173,9 +178,9 @@ def test_who_comes_after_a_cut_sends_the_same_records_under_the_same_numbers() -
     """One that is killed while the second half of a record that was too large is under way."""
     ring = ring_of(*[PLAIN] * 50)
     away = Producer(iter(["large", "", "away"]))
-    shipper = beside(ring, away)
+    exporter = beside(ring, away)
     for _ in range(4):
-        shipper.turn()
+        exporter.turn()
     assert [len(batch) for _, batch in away.records] == [25]
     back = Producer(iter(["large"]))
     after = beside(ring, back)
@@ -184,20 +189,20 @@ def test_who_comes_after_a_cut_sends_the_same_records_under_the_same_numbers() -
     ship(after, lambda: after.idle)
     found = [batch for _, batch in away.records + back.records]
     assert [batch.sequence for batch in found] == [0, 1, 2, 3]
-    assert numbers(found) == list(range(53)) and ring.books().sent == 53
+    assert numbers(found) == list(range(53)) and ring.progress().sent == 53
 
 
 def test_a_topic_that_is_made_anew_with_fewer_partitions_loses_no_event() -> None:
     producer = Producer(iter(["", "away"]), 8)
     ring = ring_of(*[PLAIN] * 9)
-    shipper = beside(ring, producer)
-    ship(shipper, lambda: shipper.idle)
-    assert shipper.books.partition > 0
+    exporter = beside(ring, producer)
+    ship(exporter, lambda: exporter.idle)
+    assert exporter.progress.partition > 0
     put(ring, *[PLAIN] * 9)
     producer.partitions = 1
-    ship(shipper, lambda: shipper.idle)
+    ship(exporter, lambda: exporter.idle)
     assert numbers([batch for _, batch in producer.records]) == list(range(18))
-    assert (shipper.books.partition, shipper.books.sent) == (0, 18)
+    assert (exporter.progress.partition, exporter.progress.sent) == (0, 18)
 
 
 def test_memory_that_somebody_wrote_over_costs_the_rows_it_hits() -> None:
@@ -211,11 +216,11 @@ def test_memory_that_somebody_wrote_over_costs_the_rows_it_hits() -> None:
     put(ring, *[PLAIN] * 7, EVENT._replace(predicted=float("nan")), PLAIN)
     ring.rows["arm"][125] = 255  # a word that nobody said
     ring.rows["arm"][126] = 1 << 20
-    shipper = beside(ring, (producer := Producer(iter(()))))
-    ship(shipper, lambda: shipper.idle)
-    assert shipper.books.refused == {"malformed": len(hit) + 2}
+    exporter = beside(ring, (producer := Producer(iter(()))))
+    ship(exporter, lambda: exporter.idle)
+    assert exporter.progress.refused == {"malformed": len(hit) + 2}
     came = {number for _, batch in producer.records for number in batch.numbers["number"]}
-    assert came == {*range(129)} - {*hit, 126, 127} and shipper.books.sent == len(came)
+    assert came == {*range(129)} - {*hit, 126, 127} and exporter.progress.sent == len(came)
 
 
 def test_while_a_broker_is_away_nobody_asks_without_a_pause() -> None:
@@ -224,42 +229,42 @@ def test_while_a_broker_is_away_nobody_asks_without_a_pause() -> None:
             raise KafkaException(KafkaError(ERRORS["away"]))
 
     ring = ring_of(*[PLAIN] * 3 * BATCH)
-    shipper = beside(ring, Away(iter(())))
-    shipper.turn()
-    assert not shipper.busy and not shipper.idle
-    shipper._producer = Producer(iter(()))
-    ship(shipper, lambda: shipper.idle)
-    assert shipper.books.sent == 3 * BATCH
+    exporter = beside(ring, Away(iter(())))
+    exporter.turn()
+    assert not exporter.busy and not exporter.idle
+    exporter._producer = Producer(iter(()))
+    ship(exporter, lambda: exporter.idle)
+    assert exporter.progress.sent == 3 * BATCH
 
 
 def test_what_is_shed_is_counted_and_what_is_kept_says_with_which_chance() -> None:
     clock = SimpleNamespace(now=0.0)
-    shedding = Shedding(20.0, lambda: clock.now)
+    sampler = HeadSampler(20.0, lambda: clock.now)
     ring, producer = Ring(1_000), Producer(iter(()))
-    shipper = beside(ring, producer, shedding)
+    exporter = beside(ring, producer, sampler)
     made = 0
     for _ in range(6):
         put(ring, *[PLAIN._replace(request=f"{made + n:024x}") for n in range(600)])
         made += 600
         clock.now += 5.0
-        ship(shipper, lambda: shipper.idle)
-    books = ring.books()
-    shares = {event.share for _, batch in producer.records for event in batch.events}
+        ship(exporter, lambda: exporter.idle)
+    progress = ring.progress()
+    shares = {event.share for _, batch in producer.records for event in events_of(batch)}
     assert shares > {1.0} and shares <= {0.5**n for n in range(9)}
-    assert books.dropped.keys() == {"shed"} and books.sent + books.dropped["shed"] == made
-    assert books.sent == sum(len(batch) for _, batch in producer.records)
+    assert progress.dropped.keys() == {"shed"} and progress.sent + progress.dropped["shed"] == made
+    assert progress.sent == sum(len(batch) for _, batch in producer.records)
 
 
 def test_rounds_that_the_broker_does_not_take_keep_no_event_waiting(
     kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = replace(TRIALS, name="no such topic!")  # a name that no broker takes
-    monkeypatch.setattr("decoder.telemetry.shipper.TRIALS", nowhere)
+    monkeypatch.setattr("decoder.telemetry.exporter.TRIALS", nowhere)
     ring = Ring(100)
-    shipper = Shipper(kafka, ORIGIN, ring)
+    exporter = Exporter(kafka, ORIGIN, ring)
     for number in range(3):
-        shipper.take(b"R", b"{}")
+        exporter.take(b"R", b"{}")
         put(ring, *[PLAIN] * 5)
-        ship(shipper, lambda sent=5 * number + 5: shipper.books.sent == sent)  # type: ignore[misc]
-    shipper.close()
-    assert ring.books().rounds_dropped == 3 and not ring.books().rounds_sent
+        ship(exporter, lambda sent=5 * number + 5: exporter.progress.sent == sent)  # type: ignore[misc]
+    exporter.close()
+    assert ring.progress().rounds_dropped == 3 and not ring.progress().rounds_sent

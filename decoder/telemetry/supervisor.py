@@ -1,4 +1,4 @@
-"""The worker's side of its carrier: starts it, tells it status and rounds, and keeps the accounts.
+"""The worker's side of its exporter: starts it, tells it status and rounds, and keeps the accounts.
 
 Making records and sending them takes microseconds an event, under the interpreter's lock: so a
 process of its own does it (``__main__.py``), which takes events from the ring. A thread here looks
@@ -30,7 +30,7 @@ from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.trials import Round
-from decoder.telemetry.books import Accounts, Fates
+from decoder.telemetry.delivery import DeliveryCounters, DeliveryReport
 from decoder.telemetry.ring import BEAT, FULL, HEAD, UNREADABLE, Ring
 from decoder.trial.turns import Played, Turns
 
@@ -41,16 +41,17 @@ LOOK_S: Final = 0.01
 """The same while the worker closes."""
 CLOSE_TIMEOUT_S: Final = 5.0
 LAST_S: Final = 2.0
-"""What a carrier has for the last events once its worker has ended."""
+"""What an exporter has for the last events once its worker has ended."""
 START_TIMEOUT_S: Final = 10.0
-"""A carrier that is still starting when its worker closes is waited for so long."""
+"""An exporter that is still starting when its worker closes is waited for so long."""
 RESTART_S: Final = (1.0, 30.0)
-"""Pause before a carrier is started again; doubled after each that died young, up to the second."""
+"""Pause before an exporter is started again; doubled after each that died young, up to the second
+of these."""
 SILENT_TURNS: Final = 60
-"""Looks, a minute of them, in which a carrier takes no turn: then it hangs."""
+"""Looks, a minute of them, in which an exporter takes no turn: then it hangs."""
 
 
-class Handover:
+class Supervisor:
     """Has what is in ``ring`` sent, rounds of ``turns``, and each second what ``status`` says."""
 
     def __init__(
@@ -77,8 +78,8 @@ class Handover:
         self._hello = json.dumps(told).encode()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvd-telemetry", daemon=True)
-        self._carrier: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket  # to and from the carrier, a line a message
+        self._exporter: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket  # to and from the exporter, a line a message
         self._deaths = self._rounds = self._lost = 0  # rounds handed over, rounds lost here
         self._beat = self._silent = 0
         self._began = self._start_at = 0.0
@@ -87,35 +88,35 @@ class Handover:
 
     @property
     def pid(self) -> int | None:
-        """Of the carrier, while it lives."""
-        carrier = self._carrier
-        return carrier.pid if carrier is not None and carrier.poll() is None else None
+        """Of the exporter, while it lives."""
+        exporter = self._exporter
+        return exporter.pid if exporter is not None and exporter.poll() is None else None
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
 
-    def accounts(self) -> Accounts:
+    def report(self) -> DeliveryReport:
         """Where every event is, at one moment. For any thread."""
-        books = self._ring.books()
+        progress = self._ring.progress()
         head, full, unreadable = (int(self._ring.control[at]) for at in (HEAD, FULL, UNREADABLE))
-        waiting = head - books.settled
+        waiting = head - progress.settled
         lost = {"queue": full, "unreadable": unreadable}
-        books.dropped |= {reason: events for reason, events in lost.items() if events}
-        books.rounds_dropped += self._lost
-        fates = {name: getattr(books, name) for name in Fates.__struct_fields__}
-        return Accounts(
-            **fates, made=head + full + unreadable, waiting=waiting, deaths=self._deaths
+        progress.dropped |= {reason: events for reason, events in lost.items() if events}
+        progress.rounds_dropped += self._lost
+        counters = {name: getattr(progress, name) for name in DeliveryCounters.__struct_fields__}
+        return DeliveryReport(
+            **counters, made=head + full + unreadable, waiting=waiting, deaths=self._deaths
         )
 
     def close(self) -> None:
-        """Wait for the carrier to send what is left, ``CLOSE_TIMEOUT_S`` at most.
+        """Wait for the exporter to send what is left, ``CLOSE_TIMEOUT_S`` at most.
 
         What it cannot send has failed, or is in doubt.
         """
         self._stopping.set()
         self._thread.join(START_TIMEOUT_S + CLOSE_TIMEOUT_S + 1.0)
-        found = self.accounts()
+        found = self.report()
         if found.failed or found.in_doubt:
             log.error("%d draft events were not sent to Kafka before the worker closed, "
                       "%d may not have been", found.failed, found.in_doubt)  # fmt: skip
@@ -129,10 +130,10 @@ class Handover:
             stopping = self._stopping.wait(EVERY_S)
         self._do(self._finish)
         self._bury(expected=True)
-        books = self._ring.books()  # of which this is the only writer now
-        books.in_doubt += max(books.end - books.settled, 0)
-        books.failed += int(self._ring.control[HEAD]) - books.settled
-        self._ring.say(books)
+        progress = self._ring.progress()  # of which this is the only writer now
+        progress.in_doubt += max(progress.end - progress.settled, 0)
+        progress.failed += int(self._ring.control[HEAD]) - progress.settled
+        self._ring.write_progress(progress)
         self._lost += len(self._turns.rounds) if self._turns is not None else 0
 
     def _do(self, what: Callable[[], None]) -> None:
@@ -143,16 +144,16 @@ class Handover:
             self._complaints.exception("events are not handed over")
 
     def _turn(self) -> None:
-        if self._carrier is not None:
+        if self._exporter is not None:
             self._look()
-        if self._carrier is None and time.monotonic() >= self._start_at:
+        if self._exporter is None and time.monotonic() >= self._start_at:
             self._begin()
-        if self._carrier is not None:
+        if self._exporter is not None:
             self._tell()
 
     def _finish(self) -> None:
-        """Wait until the carrier has sent the rest, or gives up."""
-        if self._carrier is None:
+        """Wait until the exporter has sent the rest, or gives up."""
+        if self._exporter is None:
             self._begin()  # one that died would have been started again a little later
         self._wait(START_TIMEOUT_S, lambda: bool(self._ring.control[BEAT] - self._beat))
         until = time.monotonic() + CLOSE_TIMEOUT_S
@@ -169,7 +170,7 @@ class Handover:
             time.sleep(LOOK_S)
 
     def _tell(self) -> None:
-        """Hand over rounds, and a status, as far as the carrier reads them."""
+        """Hand over rounds, and a status, as far as the exporter reads them."""
         rounds = self._turns.rounds if self._turns is not None else deque[Played]()
         while rounds:
             line = self._line(b"R", partial(round_of, rounds[0], self._origin))
@@ -190,12 +191,12 @@ class Handover:
             return b""
 
     def _send(self, line: bytes) -> bool:
-        """False where the carrier has enough to read, or is dead, as the next look finds."""
+        """False where the exporter has enough to read, or is dead, as the next look finds."""
         with contextlib.suppress(OSError):
             return self._channel.send(line) > 0
         return False
 
-    # --- the carrier
+    # --- the exporter
 
     def _begin(self) -> None:
         root, there = str(Path(decoder.__file__).parent.parent), os.environ.get("PYTHONPATH")
@@ -207,7 +208,7 @@ class Handover:
         self._channel.send(self._hello)
         # No child of multiprocessing: the processes of an engine may be daemons, which have none.
         with theirs:
-            self._carrier = subprocess.Popen(
+            self._exporter = subprocess.Popen(
                 [sys.executable, "-P", "-m", "decoder.telemetry"],
                 stdin=theirs.fileno(), stdout=subprocess.DEVNULL, pass_fds=(self._ring.fd,),
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
@@ -215,7 +216,7 @@ class Handover:
         self._silent, self._beat = 0, int(self._ring.control[BEAT])
 
     def _look(self) -> None:
-        """Log what the carrier has to say, and look whether it lives."""
+        """Log what the exporter has to say, and look whether it lives."""
         self._log()
         before, self._beat = self._beat, int(self._ring.control[BEAT])
         self._silent = self._silent + 1 if self._beat == before else 0
@@ -229,18 +230,18 @@ class Handover:
                 logging.getLogger(name).log(level, "%s", text)
 
     def _bury(self, expected: bool = False) -> None:
-        """End the carrier, if it has not ended; another may go on where it was."""
-        carrier, self._carrier = self._carrier, None
-        if carrier is None:
+        """End the exporter, if it has not ended; another may go on where it was."""
+        exporter, self._exporter = self._exporter, None
+        if exporter is None:
             return
-        if carrier.poll() is None:
-            carrier.kill()
-        how = carrier.wait()
+        if exporter.poll() is None:
+            exporter.kill()
+        how = exporter.wait()
         self._log()
         self._channel.close()
-        books = self._ring.books()  # of which this is the only writer now
-        books.rounds_dropped = self._rounds - books.rounds_sent
-        self._ring.say(books)
+        progress = self._ring.progress()  # of which this is the only writer now
+        progress.rounds_dropped = self._rounds - progress.rounds_sent
+        self._ring.write_progress(progress)
         if expected:
             return
         self._deaths += 1

@@ -1,4 +1,4 @@
-"""Record batches unpacked so that none of them, whatever its bytes, stops its reader.
+"""Codec of record batches: none of them, whatever its bytes, stops its reader.
 
 kafka-python (3.0.12) raises whatever its decompressors do (of a broken gzip an OSError, as of a
 broker that is away), forgets which batch it was, gives nothing for ever where it failed once, and

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from decoder.engines.reference.engine import ReferenceEngine
+
 
 class PackedLinear(nn.Module):
     """The linear map of ``dense``, float32 on a CPU, for inference alone.
@@ -32,7 +34,14 @@ class PackedLinear(nn.Module):
         return out
 
 
-def pack(model: nn.Module) -> None:
+def pack(engine: ReferenceEngine) -> None:
+    """Replace the linear layers of target and drafter where this torch can pack them. Mutates."""
+    for model in (engine.target.model, engine.head):
+        if model is not None:
+            pack_layers(model)
+
+
+def pack_layers(model: nn.Module) -> None:
     """Replace the linear layers of ``model`` where this torch can pack them. Mutates it."""
     if not torch.backends.mkldnn.is_available():
         return
