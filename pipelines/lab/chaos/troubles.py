@@ -3,6 +3,7 @@ its topics say meanwhile, and what of it must never be."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
 import time
@@ -22,6 +23,7 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import ProcessError
 from decoder.contracts.events import EventBatch
 from decoder.contracts.status import LearnerStatus, WorkerStatus
+from decoder.policy.probes import to_bytes
 from learner.checkpoint import previous_of
 from pipelines.prompts import Prompt
 from pipelines.stack import processes
@@ -90,7 +92,7 @@ class TopicAudit(Ledger):
         if policy is None:
             return
         known = self.publications.setdefault((scope, role), {})
-        digest, number = policy.digest, policy.publication
+        digest, number = hashlib.sha256(to_bytes(policy)).hexdigest(), policy.publication
         if number not in known and number < max(known, default=0):
             self.faults.append(f"publication {number} of {scope}/{role} after {max(known)}")
         if known.setdefault(number, digest) != digest:
