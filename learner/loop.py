@@ -238,6 +238,11 @@ class Learner:
         there = {role: last and (last.version, last.share) for role, last in lain.items()}
         return {role: one for role, one in due.items() if one and one != there[role]}
 
+    def _sendable(self, scope: str) -> dict[str, tuple[int, float]]:
+        """What is due but for what was just sent and does not stay there."""
+        waits = self.publisher.waits
+        return {r: one for r, one in self._due(scope).items() if not waits(scope, r, *one)}
+
     def _busy(self, scope: str) -> bool:
         return self.rollouts.busy(scope)
 
@@ -273,7 +278,7 @@ class Learner:
             if standing.served and scope is not None and scope.version != standing.served:
                 wanted.add((name, standing.served))
             if self.lease.holds(name):
-                wanted |= {(name, version) for version, _ in self._due(name).values()}
+                wanted |= {(name, version) for version, _ in self._sendable(name).values()}
         self.registrar.ask(wanted)
         waiting = {registration.key for registration in self.registrar.waiting()}
         for name in self._established():
@@ -290,7 +295,7 @@ class Learner:
         """Publish a policy where the topic lacks it, if the scope is ours; then judge against it,
         unless its alias was moved on meanwhile."""
         name, version = policy.scope, policy.version
-        for role, (due, share) in self._due(name).items():
+        for role, (due, share) in self._sendable(name).items():
             if due != version or not self.lease.holds(name, MARGIN_SECONDS):
                 continue
             try:
@@ -298,7 +303,9 @@ class Learner:
                     replace(policy, share=share), self.lease.term(name), role
                 )
             except BrokerError as error:
-                log.warning("%s; what was published stays, and it is tried again", error)
+                self._complaints.warning(
+                    "%s; what was published stays, and it is tried again", error
+                )
                 return
             log.info(
                 "scope %s: version %d published for %s, number %d",

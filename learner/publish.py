@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
@@ -23,7 +23,21 @@ from learner.source import Fetched
 
 ACK_SECONDS: Final = 4.0
 RETRY_SECONDS: Final = 10.0
+QUIET_SENDS: Final = 2
+"""The same is published so often at once: a topic that was made anew lacks it, and no more."""
+LONGEST_PAUSE_SECONDS: Final = 60.0
+"""Before what the topic never holds is published again; the first pause is of two."""
 Header = tuple[str, bytes]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """``what`` was sent for a key last, as version and share, how often in a row, and when it may
+    be again by the monotonic clock."""
+
+    what: tuple[int, float]
+    times: int
+    again_at: float
 
 
 class PolicyPublisher:
@@ -34,6 +48,15 @@ class PolicyPublisher:
         self.published = Published(kafka, numbers)
         self._kafka = kafka
         self._producer: Any = None
+        self._sent: dict[bytes, Sent] = {}
+        self._complaints = Complaints()
+
+    def waits(self, scope: str, role: str, version: int = 0, share: float = 0.0) -> bool:
+        """Whether ``version``, or a tombstone for 0, was sent in vain and is not due again yet."""
+        last = self._sent.get(policy_key(scope, role))
+        if last is None or last.what != (version, share):
+            return False
+        return time.monotonic() < last.again_at
 
     def publish(self, policy: Policy, term: int, role: str = "champion") -> Policy:
         """Send ``policy``, numbered, and wait until all replicas have it.
@@ -59,6 +82,7 @@ class PolicyPublisher:
             # Taken even if no answer comes: the record may lie there all the same.
             self.published.numbers[key] = number
             self._send(key, to_bytes(numbered))
+            self._count(key, policy.version, policy.share)
         except AWAY as error:
             raise BrokerError(
                 f"policy {policy.version} of scope {policy.scope} was not acknowledged by "
@@ -67,20 +91,24 @@ class PolicyPublisher:
         return numbered
 
     def withdraw(self, scope: str, role: str) -> None:
-        """Put a tombstone in place of what lies there for ``scope`` and ``role``.
+        """Put a tombstone in place of what lies there for ``scope`` and ``role``, into every
+        partition: releases before this one published by the hash of the key.
 
         Raises:
             BrokerError: the broker is away or refused; to send again is harmless.
         """
+        key = policy_key(scope, role)
         try:
-            self._send(policy_key(scope, role), None)
+            for partition in sorted(self._open_producer().partitions_for(POLICY.name)):
+                self._send(key, None, partition)
+            self._count(key)
         except AWAY as error:
             raise BrokerError(
                 f"the {role} policy of scope {scope} could not be withdrawn from "
                 f"{self._kafka.bootstrap_servers}: {error}"
             ) from error
 
-    def _send(self, key: bytes, value: bytes | None) -> None:
+    def _open_producer(self) -> Any:
         if self._producer is None:
             self._producer = open_producer(
                 self._kafka,
@@ -92,9 +120,31 @@ class PolicyPublisher:
                 delivery_timeout_ms=int(ACK_SECONDS * 1e3),
                 request_timeout_ms=int(ACK_SECONDS * 500),
             )
+        return self._producer
+
+    def _send(self, key: bytes, value: bytes | None, partition: int = 0) -> None:
+        """Send a record; all of a key to one partition, however many there are: added ones would
+        have its next records lie in no order with those before."""
         headers = POLICY.headers + signed(self._kafka.policy_key, key, value)
-        sent = self._producer.send(POLICY.name, value=value, key=key, headers=headers)
+        sent = self._open_producer().send(
+            POLICY.name, value=value, key=key, headers=headers, partition=partition
+        )
         sent.get(timeout=ACK_SECONDS)
+
+    def _count(self, key: bytes, version: int = 0, share: float = 0.0) -> None:
+        """Note that this was sent. Of what is sent again and again the topic keeps nothing."""
+        now, last, times = time.monotonic(), self._sent.get(key), 1
+        if last and last.what == (version, share) and now < last.again_at + LONGEST_PAUSE_SECONDS:
+            times = last.times + 1
+        vain = times - QUIET_SENDS
+        pause = min(2.0**vain, LONGEST_PAUSE_SECONDS) if vain > 0 else 0.0
+        self._sent[key] = Sent((version, share), times, now + pause)
+        if pause:
+            self._complaints.warning(
+                f"topic {POLICY.name} does not keep what is published: version %d for %s was sent "
+                "%d times (0: its end), and again in %.0f s. See who else writes or deletes there, "
+                "and let hvd doctor look at the topic.", version, key.decode(), times, pause,
+            )  # fmt: skip
 
     def close(self) -> None:
         """Leave the broker; everything sent was acknowledged already."""

@@ -62,7 +62,8 @@ class Published:
 
     def _saw(self, record: Any) -> None:
         key = record.key or b""
-        self._last.pop(key, None)
+        if (lain := self._last.get(key)) is not None and lain.partition == record.partition:
+            del self._last[key]  # of another partition nothing takes its place but a higher number
         if not is_genuine(self._secret, record):
             return  # no worker takes it, and its number counts for nothing, however high it is
         try:

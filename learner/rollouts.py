@@ -175,11 +175,12 @@ class Rollouts:
             self._handed[scope] = move = self._move(scope, one, outcome)
             self._registrar.move(move)
         over = one is None or outcome is not None
+        lies = lies and not self._publisher.waits(scope, TRIAL)
         if over and lies and self._lease.holds(scope, MARGIN_SECONDS):
             try:
                 self._publisher.withdraw(scope, TRIAL)
             except BrokerError as error:
-                log.warning("%s; tried again", error)
+                self._complaints.warning("%s; tried again", error)
 
     def _give_up(self, scope: str, rollout: Rollout) -> None:
         """End a comparison that failed; called where an exception is handled. The champion stays,

@@ -15,7 +15,7 @@ import logging
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -37,6 +37,10 @@ RETRY_SECONDS: Final = 2.0
 CLEANUP: Final = "cleanup.policy"
 RETENTION: Final = "retention.ms"
 SEGMENT: Final = "segment.ms"
+LARGEST: Final = "max.message.bytes"
+LARGEST_BYTES: Final = 1_000_000
+"""Some less than Kafka's own: records of events and most policies are smaller, all are not."""
+IN_SYNC: Final = "min.insync.replicas"
 SEGMENT_MS: Final = 604_800_000
 """Kafka's own ``segment.ms``, a week, which is its ``retention.ms`` as well."""
 SHORT_MS: Final = 3_600_000
@@ -99,6 +103,45 @@ def wait_until_right(kafka: KafkaSettings, stop: threading.Event) -> None:
             stop.wait(RETRY_SECONDS)
 
 
+def harmful(kafka: KafkaSettings) -> list[str]:
+    """A sentence for each of our topics that is set so that it does harm, or is missing where
+    others are there; changes nothing.
+
+    Raises:
+        BrokerError: the broker is away, or refuses.
+    """
+    with _admin(kafka, REQUEST_MS) as admin:
+        names = set(admin.list_topics())
+        there = [topic for topic in TOPICS if topic.name in names]
+        if not there:
+            return []
+        told = settings_of(admin, there)
+        replicas = {
+            each["name"]: min((len(p["replica_nodes"]) for p in each["partitions"]), default=1)
+            for each in admin.describe_topics([topic.name for topic in there])
+        }
+    found = [f"{t.name} is missing: start a learner" for t in TOPICS if t not in there]
+    for topic in there:
+        found += _harms(topic, replicas[topic.name], told.get(topic.name, {}))
+    return found
+
+
+def _harms(topic: Topic, replicas: int, told: Mapping[str, str]) -> Iterator[str]:
+    name, cleanup = topic.name, told.get(CLEANUP, topic.cleanup)
+    if cleanup != topic.cleanup:
+        what = "forgets what is served" if topic.compacted else "keeps one record of each worker"
+        yield f"{name} has {CLEANUP}={cleanup} and {what}: set {topic.cleanup}"
+    kept = int(told.get(RETENTION, "-1"))
+    if topic is DRAFTS and 0 <= kept < SHORT_MS:
+        yield f"{name} has {RETENTION}={kept}: a learner away for longer loses events"
+    largest = int(told.get(LARGEST, LARGEST_BYTES))
+    if largest < LARGEST_BYTES:
+        yield f"{name} has {LARGEST}={largest} and refuses larger records: set 1048576 at least"
+    needed = int(told.get(IN_SYNC, "1"))
+    if needed > replicas:
+        yield f"{name} has {IN_SYNC}={needed} and {replicas} replicas: it takes no record"
+
+
 def read(path: Path) -> dict[str, Declared]:
     """What ``path`` declares, by topic.
 
@@ -121,8 +164,6 @@ def read(path: Path) -> dict[str, Declared]:
         cleanup = told[topic.name].config.get(CLEANUP)
         if cleanup != topic.cleanup:
             raise SettingsError(f"{path}: {CLEANUP} of {topic.name} must be {topic.cleanup!r}.")
-        if topic.compacted and told[topic.name].partitions != 1:
-            raise SettingsError(f"{path}: {topic.name} has one order, so one partition.")
         _check_age(path, topic.name, told[topic.name].config)
     return told
 
@@ -209,9 +250,9 @@ def _create(admin: Any, name: str, topic: Declared) -> None:
         ) from error
 
 
-def settings_of(admin: Any) -> dict[str, dict[str, str]]:
+def settings_of(admin: Any, topics: Iterable[Topic] = TOPICS) -> dict[str, dict[str, str]]:
     """The settings of each topic by name, as far as the broker says them."""
-    resources = [ConfigResource(ConfigResourceType.TOPIC, topic.name) for topic in TOPICS]
+    resources = [ConfigResource(ConfigResourceType.TOPIC, topic.name) for topic in topics]
     try:
         answer = admin.describe_configs(resources, config_filter="all")
     except KafkaError as error:

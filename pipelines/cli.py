@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
+from contextlib import suppress
 from importlib.metadata import entry_points, version
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -114,16 +118,16 @@ def up(
 @app.command()
 def demo(
     minutes: Annotated[
-        float | None, typer.Option(min=0.5, help="Minutes of traffic at most; default: 7, or less.")
+        float | None, typer.Option(min=0.5, help="Minutes of traffic at most; default: 6.5.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Serve, learn and watch for a few minutes; writes reports/demo/report.html.
 
-    Needs no network, no GPU and no free port, and takes eight minutes on two
-    cores. A phase ends once it has pairs enough, or with its share of nine
-    minutes. Exit status 1: a request failed, an event was lost, or a part died.
-    What the time was too short to show is said, and no failure.
+    Needs no network, no GPU and no free port, and takes about nine minutes on
+    two cores. A slow machine leaves phases out, and says which. At the end each
+    rule decodes the answers once more in virtual time. Exit status 1: a request
+    failed, an event was lost, or a part died; what could not be shown is said.
     Example: hvd demo --minutes 5
     """
     from pipelines.demo import run as whole
@@ -186,19 +190,39 @@ for point in entry_points(group="hvd.commands"):  # the laboratory's
         app.command(point.name)(further)
 
 
-def main() -> None:
-    """Entry point: an error of ours or a package that is missing is one sentence and exit status 2,
-    Ctrl-C is 130."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            # the same way out as Ctrl-C: everything started is stopped
-            signal.signal(number, signal.default_int_handler)
+UNWRITTEN: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
+
+
+def open_streams() -> None:
+    """Let all three standard streams exist, and take every letter.
+
+    A file that is opened while one is closed would get its number, and whatever is printed. What a
+    stream's encoding lacks is shown as ``?``.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # the lowest free number is taken, and kept by what we become
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def run() -> int:
+    """Run the command of this process; its exit status.
+
+    An error of ours or a package that is missing is one sentence and 2, Ctrl-C is 130.
+    """
     try:
         app(prog_name="hvd")
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else 0
     except HvdError as error:
         name = type(error).__name__
         err.print(f"[red]{name}:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
     except ModuleNotFoundError as error:
         err.print(
             f"{error.name or error} is not installed: pip install "
@@ -207,7 +231,29 @@ def main() -> None:
             highlight=False,
             soft_wrap=True,
         )
-        sys.exit(2)
+    return 2
+
+
+def main() -> None:
+    """Entry point: :func:`run`, with streams that may be closed, full or read by nobody."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            # the same way out as Ctrl-C: everything started is stopped
+            signal.signal(number, signal.default_int_handler)
+    open_streams()
+    try:
+        status = run()
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in UNWRITTEN:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is left of it
+        status = 1  # as a reader that has enough, such as head, ends it
+        if error.errno != errno.EPIPE:
+            status = 2
+            with suppress(OSError):
+                sys.stderr.write(f"The output cannot be written: {error.strerror}.\n")
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from decoder.contracts.errors import EngineError, ProcessError, SettingsError
+from decoder.contracts.errors import EngineError, HvdError, ProcessError, SettingsError
+from decoder.contracts.loopback import proxy_of
 from decoder.contracts.redacted import redacted
 from decoder.contracts.settings import KafkaSettings
 from decoder.settings import WorkerSettings
 from decoder.tenancy.key import VARIABLE, key_of
+from learner.topics import BrokerAway, harmful
 from pipelines import embedded, machine
 from pipelines.stack import broker
 from pipelines.stack.running import TRACKING_VARIABLE, responds
@@ -107,6 +109,20 @@ def _service(name: str, address: str, ok: bool, variable: str) -> Check:
     return Check(name, ok, found, f"start it, correct {variable}, or unset it")
 
 
+def topics() -> Check:
+    """The topics on the broker that the environment names, as they are set."""
+    if broker.VARIABLE not in os.environ:
+        return Check("topics", True, "made with the stack")
+    try:
+        found = harmful(KafkaSettings.load())
+    except BrokerAway:
+        return Check("topics", True, "not looked at: the broker does not answer")
+    except HvdError as error:
+        found = [str(error)]
+    fix = "kafka-configs.sh --alter, or python -m learner.topics deploy/kafka/topics.toml"
+    return Check("topics", not found, "; ".join(found) or "do no harm", fix, blocks=False)
+
+
 def registry() -> Check:
     """The registry the environment names, or the one the stack starts."""
     uri = os.environ.get(TRACKING_VARIABLE)
@@ -116,16 +132,25 @@ def registry() -> Check:
         return Check("registry", ok, "started with the stack", fix, blocks=False)
     if not uri.startswith("http"):
         return Check("registry", True, redacted(uri))
-    ok = responds(f"{uri.rstrip('/')}/health")
-    return _service("registry", redacted(uri), ok, TRACKING_VARIABLE)
+    ok, proxy = responds(f"{uri.rstrip('/')}/health"), proxy_of(uri)
+    asked = redacted(f"{uri}, asked by the proxy {proxy}," if proxy else uri)
+    return _service("registry", asked, ok, TRACKING_VARIABLE)
 
 
 def model() -> Check:
     """The embedded model, expanded."""
-    home = embedded.model_directory()
-    ok = (home / "config.json").exists()
-    found = str(home) if ok else "not expanded yet"
-    return Check("model", ok, found, "for the embedded one: hvd model", blocks=False)
+    try:
+        home = embedded.model_directory()
+    except SettingsError as error:
+        return Check("model", False, "nowhere to keep it", str(error), blocks=False)
+    if embedded.is_expanded(home):
+        return Check("model", True, str(home))
+    above = next(folder for folder in home.parents if os.access(folder, os.F_OK))
+    if os.access(above / ".", os.W_OK):
+        fix = "for the embedded one: hvd model"
+        return Check("model", False, "not expanded yet", fix, blocks=False)
+    fix = "for the embedded one: set XDG_CACHE_HOME to a folder that this user may write"
+    return Check("model", False, f"{above} cannot be written", fix, blocks=False)
 
 
 def tenants() -> Check:
@@ -156,5 +181,5 @@ def shared_memory() -> Check:
 def examine() -> list[Check]:
     """Every check, in the order in which one would mend things."""
     packages = [package(name, pin) for name, pin in PINS.items()]
-    others = vllm, processor, shared_memory, kafka, registry, model, tenants
+    others = vllm, processor, shared_memory, kafka, topics, registry, model, tenants
     return [*packages, *(check() for check in others)]

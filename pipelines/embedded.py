@@ -35,6 +35,11 @@ def model_directory() -> Path:
     return machine.cache_directory() / "smollm2-135m-instruct"
 
 
+def is_expanded(home: Path) -> bool:
+    """Whether the checkpoint is there, and may be read."""
+    return os.access(home / "config.json", os.R_OK)
+
+
 def gguf_file() -> Path:
     """The model file inside the installed package, found without importing the package.
 
@@ -61,7 +66,7 @@ def ensure_model(console: Console | None = None) -> Path:
         ModelError: a package is missing, or the cache cannot be written.
     """
     home = model_directory()
-    if (home / "config.json").exists():
+    if is_expanded(home):
         return home
     source = gguf_file()
     shown = console or Console(stderr=True)
@@ -70,15 +75,18 @@ def ensure_model(console: Console | None = None) -> Path:
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".expanding-") as folder:
             with shown.status("expanding SmolLM2-135M-Instruct (once, about half a minute)"):
                 made = _expand(source, Path(folder) / home.name)
-            if home.exists() and not (home / "config.json").exists():
+            if home.exists() and not is_expanded(home):
                 shutil.rmtree(home)  # left by something that was not this function
             try:
                 made.rename(home)
             except OSError:
-                if not (home / "config.json").exists():  # else another process was quicker
+                if not is_expanded(home):  # else another process was quicker
                     raise
     except OSError as error:
-        raise ModelError(f"cannot write the model to {home}: {error}.") from error
+        raise ModelError(
+            f"cannot write the model to {home}: {error}. Set XDG_CACHE_HOME to a folder that this "
+            "user may write, with 300 MB free."
+        ) from error
     except ImportError as error:
         first = str(error).strip().split("\n")[0]
         raise ModelError(f"the embedded model cannot be expanded ({first}): {HOW}") from error

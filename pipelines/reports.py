@@ -60,10 +60,13 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
         OSError: the disk refuses.
     """
     part = path.with_name(f"{path.name}.part")
-    write(part)
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        write(part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)  # half of one would fill a full disk further
 
 
 Step = Callable[[str, int, int], None]

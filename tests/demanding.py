@@ -67,10 +67,10 @@ def _accept(listener: socket.socket, broker_port: int, demands: Demands) -> None
 def _serve(client: socket.socket, own: int, broker_port: int, demands: Demands) -> None:
     with contextlib.suppress(OSError, Refused, EOFError), contextlib.ExitStack() as stack:
         stack.enter_context(client)
-        client.settimeout(60)
+        client.settimeout(300)
         if demands.tls is not None:
             client = stack.enter_context(demands.tls.wrap_socket(client, server_side=True))
-        broker = stack.enter_context(socket.create_connection((HOST, broker_port), timeout=60))
+        broker = stack.enter_context(socket.create_connection((HOST, broker_port), timeout=300))
         if demands.mechanism:
             _authenticate(client, broker, demands)
         named = HOST.encode() + struct.pack(">i", broker_port)

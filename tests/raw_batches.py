@@ -96,7 +96,7 @@ def put(kafka: KafkaSettings, topic: str, *batches: bytes, partition: int = 0) -
     """Have the broker store ``batches``, a request each; its error codes."""
     host, _, port = kafka.bootstrap_servers.partition(",")[0].rpartition(":")
     codes = []
-    with socket.create_connection((host, int(port)), timeout=60.0) as sock:
+    with socket.create_connection((host, int(port)), timeout=300.0) as sock:
         for each in batches:
             name = topic.encode()
             frames.write(

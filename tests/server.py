@@ -15,7 +15,7 @@ from decoder.contracts.errors import ProcessError
 from pipelines.stack import processes
 from pipelines.stack.running import WORKER_SECONDS, responds
 
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 IDLE_S = 3600
 """How long an idle connection stays open. With vLLM's five seconds one may be closed while the next
 request is on its way, where a machine stands still for so long; and clients here never ask again.

@@ -43,6 +43,9 @@ GLANCE_MS: Final = 2
 """The same where nothing came the last time: time enough to send a fetch or to take an answer. With
 none at all kafka-python (3.0.12) needs several calls for either."""
 
+METADATA_MS: Final = 30_000
+"""How old a client's list of partitions may be: in Kafka's own 300,000 ms, a reader misses what is
+written to a partition that was added for five minutes."""
 PASSING_S: Final = 0.5
 """Given to what cannot be unpacked before the reader has its turn."""
 CLOSE_S: Final = 2.0
@@ -128,7 +131,7 @@ def _open(kind: Any, kafka: KafkaSettings, purpose: str, options: dict[str, Any]
             **({"sasl_oauth_token_provider": Tokens(kafka)} if kafka.asks_tokens else {}),
             client_id=f"hvd-{purpose}",
             kafka_client=connect,
-            **options,
+            **{"metadata_max_age_ms": METADATA_MS} | options,
         )
     except BaseException:
         for each in opened:
@@ -159,6 +162,21 @@ def places_of(consumer: Any, topic: str) -> list[TopicPartition]:
     if not partitions:
         raise UnknownTopicOrPartitionError(topic)
     return [TopicPartition(topic, partition) for partition in sorted(partitions)]
+
+
+def layout_of(consumer: Any, topic: str) -> tuple[Any, list[TopicPartition]]:
+    """Id and partitions of ``topic``, which ``consumer`` reads, by metadata that is
+    ``METADATA_MS`` old at most; asks no broker. The id is None where brokers have none.
+
+    Raises:
+        UnknownTopicOrPartitionError: it is gone.
+    """
+    cluster = consumer._cluster  # partitions_for_topic asks for what is gone, without a time limit
+    partitions = cluster.partitions_for_topic(topic)
+    if not partitions:
+        raise UnknownTopicOrPartitionError(topic)
+    places = [TopicPartition(topic, partition) for partition in sorted(partitions)]
+    return cluster.topic_id(topic), places
 
 
 def offsets(

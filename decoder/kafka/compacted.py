@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
-from decoder.kafka.clients import ANSWER_MS, AWAY, close, fetch, offsets, open_consumer, places_of
+from decoder.kafka.clients import (
+    ANSWER_MS,
+    AWAY,
+    close,
+    fetch,
+    layout_of,
+    offsets,
+    open_consumer,
+    places_of,
+)
 from decoder.kafka.faults import tell
 
 REQUEST_MS: Final = 5_000
@@ -21,10 +30,12 @@ has else to do, or is to stop."""
 
 
 class Compacted:
-    """Hands every record of ``topic`` to ``take``, in the order of its partition.
+    """Hands every record of ``topic`` to ``take``, in the order of its partition. Partitions that
+    are added while it reads are read from their beginning.
 
     ``lies`` is told, now and then, which offsets of a partition may still be there: of one that was
-    made anew, none. ``last`` bounds how many are read of what lies there, and in one reading.
+    made anew, or is gone, none. ``last`` bounds how many are read of what lies there, and in one
+    reading.
     """
 
     def __init__(
@@ -40,6 +51,7 @@ class Compacted:
         self._kafka, self._topic, self._take, self._lies = kafka, topic, take, lies
         self._answer_ms = answer_ms
         self._consumer: Any = None
+        self._topic_id: Any = None
         self._places: list[Any] = []
         self._ends: dict[Any, int] = {}
         self._review_at = 0.0
@@ -58,7 +70,7 @@ class Compacted:
         try:
             self._connect()
             if seconds:
-                self._ends = offsets(self._consumer.end_offsets, self._places)
+                self._ends = self._ask(self._consumer.end_offsets)
             deadline, taken = time.monotonic() + seconds, 0
             while True:
                 records = fetch(self._consumer, self._answer_ms)
@@ -87,27 +99,47 @@ class Compacted:
         self._consumer = None
 
     def _connect(self) -> None:
-        if self._consumer is None:
+        opens = self._consumer is None
+        if opens:
             self._consumer = open_consumer(
                 self._kafka, f"reader-of-{self._topic.name}", request_timeout_ms=REQUEST_MS
             )
-            self._places = places_of(self._consumer, self._topic.name)
-            self._consumer.assign(self._places)
-            self._consumer.seek_to_beginning(*self._places)
-            self._ends = offsets(self._consumer.end_offsets, self._places)
-            if self._last is not None:
-                begins = offsets(self._consumer.beginning_offsets, self._places)
-                for place, end in self._ends.items():
-                    first = end - self._last // len(self._places)
-                    self._consumer.seek(place, max(begins[place], first))
-            self._review(self._ends)
+            places_of(self._consumer, self._topic.name)
+        topic_id, places = layout_of(self._consumer, self._topic.name)
+        if opens or (topic_id, places) != (self._topic_id, self._places):
+            same = topic_id == self._topic_id
+            kept = set(self._places).intersection(places) if same else set[Any]()
+            for gone in set(self._places) - kept:
+                self._lies(gone.partition, range(0))
+            self._topic_id, self._places = topic_id, places
+            self._assign(set() if opens else kept)
         elif time.monotonic() >= self._review_at:
-            self._review(offsets(self._consumer.end_offsets, self._places))
+            self._review(self._ask(self._consumer.end_offsets))
+
+    def _assign(self, kept: Collection[Any]) -> None:
+        """Read all partitions: those ``kept`` from where they were read to, others from their
+        beginning, or the last records of them."""
+        read_to = {place: self._consumer.position(place) for place in kept}
+        self._consumer.assign(self._places)  # which forgets all positions
+        self._consumer.seek_to_beginning(*self._places)
+        self._ends = self._ask(self._consumer.end_offsets)
+        if self._last is not None:
+            begins = self._ask(self._consumer.beginning_offsets)
+            for place, end in self._ends.items():
+                first = end - self._last // len(self._places)
+                self._consumer.seek(place, max(begins[place], first))
+        for place, offset in read_to.items():
+            self._consumer.seek(place, offset or 0)
+        self._review(self._ends)
+
+    def _ask(self, ask: Callable[..., dict[Any, int]]) -> dict[Any, int]:
+        """Offsets of all partitions; one that is gone, or has no leader, would be waited for."""
+        return offsets(ask, self._places, timeout_ms=REQUEST_MS)
 
     def _review(self, ends: dict[Any, int]) -> None:
         """Tell what lies there up to ``ends``, and begin again with what was made anew."""
         self._review_at = time.monotonic() + REVIEW_SECONDS
-        begins = offsets(self._consumer.beginning_offsets, self._places)
+        begins = self._ask(self._consumer.beginning_offsets)
         for place, first in begins.items():
             anew = ends[place] < (self._consumer.position(place) or 0)
             self._lies(place.partition, range(0 if anew else first, 0 if anew else ends[place]))

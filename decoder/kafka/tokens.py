@@ -9,6 +9,7 @@ from typing import Any, Final
 from kafka.errors import KafkaConnectionError
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
+from decoder.contracts.loopback import is_loopback
 from decoder.contracts.redacted import redacted
 from decoder.contracts.settings import KafkaSettings
 
@@ -65,18 +66,20 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
         if kafka.sasl_oauth_scope is not None:
             asked["scope"] = kafka.sasl_oauth_scope
         who = (kafka.sasl_oauth_client_id or "", kafka.sasl_oauth_client_secret or "")
+        url = str(kafka.sasl_oauth_token_url)
         try:
             answer = httpx.post(
-                str(kafka.sasl_oauth_token_url), data=asked, auth=who, timeout=FETCH_SECONDS
+                url, data=asked, auth=who, timeout=FETCH_SECONDS, trust_env=not is_loopback(url)
             )
             told: dict[str, Any] = answer.raise_for_status().json()
             self._held = str(told["access_token"])
             life = float(told.get("expires_in", LIFE_SECONDS))
         except httpx.InvalidURL:  # whose words hold a part of the address, be it of a password
-            url = redacted(str(kafka.sasl_oauth_token_url))
-            raise KafkaConnectionError(f"no token for Kafka: {url} is no address") from None
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise KafkaConnectionError(
-                redacted(f"{kafka.sasl_oauth_token_url} gives no token for Kafka: {error!r}")
+                f"no token for Kafka: {redacted(url)} is no address"
+            ) from None
+        except (httpx.HTTPError, ImportError, ValueError, KeyError, TypeError) as error:
+            raise KafkaConnectionError(
+                redacted(f"{url} gives no token for Kafka: {error!r}")
             ) from None  # which names the address as it is
         self._renew_at, self._until = time.monotonic() + RENEW_AT * life, time.time() + life

@@ -35,8 +35,6 @@ HASTE_S: Final = 0.01
 """The same once the worker is gone."""
 LONGEST: Final = 1 << 14
 """Characters of a line in the log."""
-CLOSE_TIMEOUT_S: Final = 2.0
-"""For the last events of a worker that ends."""
 
 
 class _Parent(logging.Handler):
@@ -93,7 +91,7 @@ def main() -> None:
         said = parent.heard(0.0 if shipper.busy else HASTE_S if parent.ended else LINGER_S)
         shipper.take(said[:1], said[1:])
         if parent.ended and until == math.inf:
-            until = time.monotonic() + CLOSE_TIMEOUT_S
+            until = time.monotonic() + told["last_s"]
     shipper.close()
     lost, doubtful = shipper.books.failed, shipper.books.in_doubt
     if lost or doubtful:

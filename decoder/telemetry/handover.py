@@ -40,6 +40,8 @@ EVERY_S: Final = 1.0
 LOOK_S: Final = 0.01
 """The same while the worker closes."""
 CLOSE_TIMEOUT_S: Final = 5.0
+LAST_S: Final = 2.0
+"""What a carrier has for the last events once its worker has ended."""
 START_TIMEOUT_S: Final = 10.0
 """A carrier that is still starting when its worker closes is waited for so long."""
 RESTART_S: Final = (1.0, 30.0)
@@ -70,7 +72,7 @@ class Handover:
         told = {
             "kafka": json.loads(kafka.model_dump_json()), "fd": ring.fd, "size": ring.size,
             "origin": [origin.scope, origin.worker, origin.life, origin.target, origin.drafter],
-            "per_second": per_second,
+            "per_second": per_second, "last_s": LAST_S,
         }  # fmt: skip
         self._hello = json.dumps(told).encode()
         self._stopping = threading.Event()

@@ -113,16 +113,18 @@ def _by_luck(pulls: Floats, a: Floats, b: Floats) -> tuple[Floats, int]:
     return luck @ found, int(rank)
 
 
-def effect_of(rounds: Iterable[Round], mine: str, other: str, at_end: bool = False) -> Effect:
-    """:func:`effect` of two sides over the rounds in which both took part, by wall time; rounds of
-    the same requests are one pair."""
+def effect_of(
+    rounds: Iterable[Round], mine: str, other: str, at_end: bool = False, time: int = WALL
+) -> Effect:
+    """:func:`effect` of two sides over the rounds in which both took part, by wall time or by that
+    at the costs in force; rounds of the same requests are one pair."""
     summed: dict[tuple[str, int], NDArray[np.float64]] = {}
     for played in rounds:
         numbers = pair_of(played.block(mine), played.block(other))
         if numbers:
             key = unit_of(played)
             summed[key] = summed.get(key, 0.0) + np.array(numbers)
-    return effect_in(np.array(list(summed.values())).reshape(-1, WIDTH), WALL, at_end)
+    return effect_in(np.array(list(summed.values())).reshape(-1, WIDTH), time, at_end)
 
 
 def effect_in(pairs: NDArray[np.float64], time: int, at_end: bool = False) -> Effect:

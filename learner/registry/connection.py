@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlparse
 
 from decoder.contracts.errors import RegistryError
+from decoder.contracts.loopback import exempt, proxy_of
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,30 @@ _CLIENTS: Final = {"boto3": "s3", "google": "gcs", "azure": "azure"}
 """The extra that brings the client of a store, by the package that is missed."""
 
 
+def database_uri(path: Path) -> str:
+    """The URI by which MLflow opens the SQLite database at ``path``, whatever letters that holds;
+    for this process and those that it starts.
+
+    Relative to where they work: MLflow makes a folder of the quoted name beside an absolute one.
+
+    Raises:
+        ModuleNotFoundError: SQLAlchemy, which MLflow brings, is not installed.
+    """
+    from sqlalchemy.engine import URL  # its releases differ in what they quote
+
+    return URL.create("sqlite", database=os.path.relpath(path.resolve())).render_as_string()
+
+
+def database_of(uri: str) -> Path | None:
+    """The file of a ``sqlite:///`` URI, as SQLAlchemy reads it; None for what names no file."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    from sqlalchemy.engine import make_url
+
+    name = make_url(uri).database
+    return Path(name).resolve() if name else None
+
+
 class Connection:
     """The addresses of tracking server and registry (``sqlite:///...`` or ``http://...``), and what
     was found out about them."""
@@ -57,6 +81,7 @@ class Connection:
         if self._known is None:
             for variable, value in _ENVIRONMENT.items():
                 os.environ.setdefault(variable, value)
+            exempt(os.environ)  # where alone its HTTP client looks
             import mlflow
 
             # the first use of a database logs a hundred lines of migrations
@@ -112,6 +137,8 @@ class Connection:
             where = self.tracking_uri
             if self.registry_uri != where:
                 where += f" with the registry at {self.registry_uri}"
+            if proxy := proxy_of(self.tracking_uri) or proxy_of(self.registry_uri):
+                said += f" (asked by the proxy {proxy}; NO_PROXY names hosts that want none)"
             raise RegistryError(f"MLflow at {where} could not {purpose}: {said}") from error
 
     def _artifacts(self, name: str) -> str | None:
@@ -121,6 +148,4 @@ class Connection:
 
     @property
     def _database(self) -> Path | None:
-        if not self.tracking_uri.startswith("sqlite:///"):
-            return None
-        return Path(urlparse(self.tracking_uri).path[1:]).resolve()
+        return database_of(self.tracking_uri)

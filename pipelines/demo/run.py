@@ -5,15 +5,15 @@ break the drafter and mend it; have records copied, in which every copy breaks o
 place, until a policy of the learner's that foresees it is in force; make a policy champion by hand
 that drafts nothing, a person's mistake, which the worker's floor relieves and the learner's gate
 takes back. Meanwhile plain, stock suffix and EAGLE3 decoding are interleaved with the policy in
-force. Wait until every event has reached the learner; stop; write the report.
+force. Phases that this machine has no time for are left out. Wait until every event has reached the
+learner; stop; decode the answers once more by every rule in virtual time; write the report.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,25 +25,24 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import ProcessError, RegistryError
 from decoder.policy.probes import to_bytes
 from pipelines.demo import breakage
-from pipelines.demo.summary import Summary, lesson, summarise
-from pipelines.demo.traffic import PLANS, Plan, Traffic
+from pipelines.demo.replay import replayed
+from pipelines.demo.summary import Run, Summary, lesson, rule_tables, rule_tiles, summarise
+from pipelines.demo.traffic import PLANS, Plan, Traffic, plain_step_s, planned
 from pipelines.policy import moves
 from pipelines.reports import Shown, write_json, write_text
 from pipelines.stack.processes import wait_until
 from pipelines.stack.running import TRACKING_VARIABLE, Home, Ports, Stack, running
-from pipelines.watch.ledger import Ledger, Observer
+from pipelines.watch.ledger import Ledger, Observer, Phase
 from pipelines.watch.page import ALL, NAMES, as_text, record, render, uplifts
 from pipelines.workloads import prompts
 
-DEFAULT_MINUTES: Final = 7.0
-WHOLE_SECONDS: Final = 540.0
-"""When the traffic of a demo whose length was not asked for ends, however slow the start was."""
+DEFAULT_MINUTES: Final = 6.5
+"""Of traffic, at most, from when all parts are ready."""
 ENOUGH: Final = 20
 """Pairs of each comparison after which a phase is over. By their number, and not by what they say:
 so the interval need not be widened for every earlier look."""
 ENOUGH_DRAFTS: Final = 300
 """Drafts that the learner's policy has foreseen when the phase that is for it is over."""
-SHORTEST_SECONDS: Final = 60.0
 DRAIN_SECONDS: Final = 60.0
 """How long the learner may take in nothing new before what it has not is called lost."""
 REPORT_SECONDS: Final = 30.0
@@ -58,27 +57,18 @@ SETTINGS: Final[Mapping[str, str]] = {
 """What the demo sets, where the environment says nothing else: who is compared, and how often."""
 
 
-def traffic_seconds(minutes: float | None, spent: float) -> float:
-    """The most time for traffic: as asked for, else the usual, shortened by a slow start."""
-    if minutes is not None:
-        return minutes * 60.0
-    return max(SHORTEST_SECONDS, min(DEFAULT_MINUTES * 60.0, WHOLE_SECONDS - spent))
-
-
 def run(minutes: float | None, console: Console, folder: Path) -> Summary:
     """Run the demo from start to stop; state of an earlier demo is removed first.
 
     Args:
-        minutes: of traffic, at most; None: what is left of nine minutes.
+        minutes: of traffic, at most; None: :data:`DEFAULT_MINUTES`.
         folder: gets ``summary.json``, which is returned, and the page.
 
     Raises:
         BrokerError, ProcessError, ModelError, RegistryError: a part did not start, or died.
     """
-    started = time.monotonic()
-    shutil.rmtree(HOME, ignore_errors=True)
     ledger = Ledger(os.environ.get("HVD_WORKER_NAME", f"demo-{os.getpid()}"))
-    home, ports = Home.under(HOME.resolve()), Ports.free()
+    home, ports = Home.under(HOME.resolve(), is_fresh=True), Ports.free()
     console.print(f"Logs in [bold]{HOME / 'logs'}[/bold].")
     with console.status("reading the prompts"):
         for workload in {w for plan in PLANS for w in plan.workloads}:
@@ -87,39 +77,66 @@ def run(minutes: float | None, console: Console, folder: Path) -> Summary:
     assigned = ", ".join(f"{k}={os.environ.get(k, v)}" for k, v in settings.items())
     console.print(f"Set for the demo alone: {assigned}.", highlight=False, soft_wrap=True)
     settings["HVD_WORKER_NAME"] = ledger.worker
+    seconds = 60.0 * (DEFAULT_MINUTES if minutes is None else minutes)
     with (
         running(ports, home, console, breakage.OPTIONS, settings) as stack,
         Observer(stack.kafka, ledger),
     ):
         traffic = Traffic(stack.api, stack.model, ledger)
         try:
-            children = stack.children
-            for name, statuses in {"worker": ledger.statuses, "learner": ledger.learner}.items():
-                # rates need a reading before the traffic
-                ready = partial(bool, statuses)
-                wait_until(children[name], ready, REPORT_SECONDS, list(children.values()))
-            before, began = ledger.consumed, time.time()
-            seconds = traffic_seconds(minutes, time.monotonic() - started)
-            by_hand = _run_phases(stack, traffic, seconds, console)
-            with console.status("waiting until every event has reached the learner"):
-                traffic.end()
-                _wait_until_learned(stack, ledger, before)
-                mistaken = outcome(ledger, by_hand) if by_hand else None
-                (taught,) = (
-                    lesson(ledger, phase) | {"answers": traffic.answers[phase.name]}
-                    for plan, phase in zip(PLANS, ledger.phases, strict=True)
-                    if plan.learns
-                )
-                for told, version in ((mistaken, "successor"), (taught, "version")):
-                    if told and told[version]:
-                        with suppress(RegistryError):  # a version may have been deleted since
-                            model = _model(stack.tracking_uri, ledger.scope)
-                            told["why"] = model.version(str(told[version])).tags.get("why", "")
+            seen, phases = _served(stack, traffic, seconds, console)
         finally:
             traffic.stopping.set()
-    summary = summarise(ledger, traffic.counts, began, before, mistaken, taught)
+    with Shown(console) as bar:
+        virtual = replayed(ledger, phases, traffic.answers, bar.step)
+    summary = summarise(ledger, seen, virtual)
     write(ledger, summary, folder)
     return summary
+
+
+def _served(
+    stack: Stack, traffic: Traffic, seconds: float, console: Console
+) -> tuple[Run, list[Phase]]:
+    """Send the traffic that so many seconds have time for, and wait until all that was made of it
+    is learned from: what was seen of it, and the phases whose answers compare rules."""
+    ledger, children = traffic.ledger, stack.children
+    for name, statuses in {"worker": ledger.statuses, "learner": ledger.learner}.items():
+        # rates need a reading before the traffic
+        ready = partial(bool, statuses)
+        wait_until(children[name], ready, REPORT_SECONDS, list(children.values()))
+    before, began = ledger.consumed, time.time()
+    with console.status("timing plain steps"):
+        step_s = plain_step_s(stack.api, stack.model)
+    plans = planned(step_s, seconds)
+    left_out = [plan.name for plan in PLANS if plan not in dict(plans)]
+    console.print(timing(step_s, seconds, left_out), highlight=False, soft_wrap=True)
+    by_hand = _run_phases(stack, traffic, plans, console)
+    with console.status("waiting until every event has reached the learner"):
+        traffic.end()
+        _wait_until_learned(stack, ledger, before)
+    mistaken = outcome(ledger, by_hand) if by_hand else None
+    sent = list(zip((plan for plan, _ in plans), ledger.phases, strict=True))
+    (taught,) = (
+        lesson(ledger, phase) | {"answers": len(traffic.answers.get(phase.name, ()))}
+        for plan, phase in sent
+        if plan.learns
+    )
+    for told, version in ((mistaken, "successor"), (taught, "version")):
+        if told and told[version]:
+            with suppress(RegistryError):  # a version may have been deleted since
+                model = _model(stack.tracking_uri, ledger.scope)
+                told["why"] = model.version(str(told[version])).tags.get("why", "")
+    run = Run(traffic.counts, began, before, mistaken, taught, step_s, left_out)
+    return run, [phase for plan, phase in sent if not (plan.learns or plan.mistake)]
+
+
+def timing(step_s: float, seconds: float, left_out: Sequence[str]) -> str:
+    """How fast the machine is, and what it therefore leaves out."""
+    told = f"All parts are ready. A plain step takes {1e3 * step_s:.0f} ms"
+    if left_out:
+        minutes = f"{seconds / 60:.1f} minutes"
+        told += f": {minutes} have no time for these phases: {', '.join(left_out)}"
+    return f"{told}."
 
 
 def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
@@ -131,19 +148,24 @@ def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
     made = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s on {summary['machine']}."
     sentences = [{"text": s} for s in (*summary["sentences"], *summary["failings"], made)]
     page = record(ledger, f"Adaptive decoding: a demo run, {summary['date'][:10]}", sentences)
+    page["tiles"] += rule_tiles(summary)
+    page["tables"] = [*rule_tables(summary), *page["tables"]]
     write_json(summary, folder / "summary.json")
     write_text(render(page), folder / "report.html")
 
 
-def _run_phases(stack: Stack, traffic: Traffic, whole: float, console: Console) -> int:
-    """Send the traffic of all phases, of ``whole`` seconds at most; the version that was promoted
-    by mistake, or 0."""
+def _run_phases(
+    stack: Stack, traffic: Traffic, plans: Sequence[tuple[Plan, float]], console: Console
+) -> int:
+    """Send the traffic of all phases, each of so many seconds at most; the version that was
+    promoted by mistake, or 0."""
     began, until, by_hand, ledger = time.monotonic(), 0.0, 0, traffic.ledger
+    whole = sum(seconds for _, seconds in plans)
     with Shown(console) as bar:
-        for index, plan in enumerate(PLANS):
+        for plan, seconds in plans:
             breakage.set_broken(stack.api, plan.broken)
-            traffic.begin(plan, seed=index)
-            until += whole * plan.share  # a phase has what earlier ones left
+            traffic.begin(plan, seed=PLANS.index(plan))
+            until += seconds  # a phase has what earlier ones left
             # only a champion of the learner's can have its place taken
             if plan.mistake and ledger.learner and ledger.learner[-1].champion_version:
                 by_hand = promote(stack.tracking_uri, ledger.scope, HOME)

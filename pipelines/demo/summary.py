@@ -5,12 +5,16 @@ The names are those of ``summary.json``. No sentence claims more than the run's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from decoder.contracts.bundle import CHAMPION
+from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
+from decoder.trial.effect import COST, effect_of
 from pipelines import machine
+from pipelines.replay.rules import name_of
 from pipelines.watch.ledger import ARMS, Ledger, Phase
 from pipelines.watch.page import (
     ALL,
@@ -28,26 +32,29 @@ NEEDED: Final = 120
 """Answers of the learner's phase after which a candidate had won in simulation, at most."""
 
 
-def summarise(
-    ledger: Ledger,
-    requests: Mapping[str, int],
-    began: float,
-    consumed_before: int = 0,
-    mistake: Mapping[str, Any] | None = None,
-    lesson: Mapping[str, Any] | None = None,
-) -> Summary:
+@dataclass(frozen=True)
+class Run:
+    """What a demo did beside what its ledger saw."""
+
+    requests: Mapping[str, int]  # how many were answered and failed, and their tokens
+    began: float  # of the traffic, seconds since the epoch
+    consumed_before: int = 0  # events that the learner had by then
+    mistake: Mapping[str, Any] | None = None  # as of run.outcome, and why
+    lesson: Mapping[str, Any] | None = None  # as of lesson, and answers and why
+    step_s: float = 0.0  # of a plain step of one request, before the traffic
+    left_out: Sequence[str] = ()  # phases that there was no time for
+
+
+def summarise(ledger: Ledger, run: Run, virtual: Mapping[str, Any] | None = None) -> Summary:
     """The figures, JSON-ready. Shares are in 0..1, errors and accepted lengths in tokens, ratios of
     tokens a second with the bounds of their intervals, null where they are not known.
 
     Args:
-        requests: how many were ``answered`` and ``failed``, and their ``tokens``.
-        began: of the traffic, seconds since the epoch; ``consumed_before``: events learned by then.
-        mistake: what became of a bad policy, as :func:`pipelines.demo.run.outcome`, and
-            ``why``.
-        lesson: what became of the learner's phase, as :func:`lesson`, and ``answers`` and ``why``.
+        virtual: what every rule makes of the answers, as :func:`pipelines.demo.replay.replayed`.
     """
+    requests, began = run.requests, run.began
     rounds = list(ledger.rounds)
-    consumed = ledger.consumed - consumed_before
+    consumed = ledger.consumed - run.consumed_before
     found = uplifts(rounds, ledger.phases, at_end=True)
     kinds = [name for name in found if name != ALL]
     summary: Summary = {
@@ -59,6 +66,7 @@ def summarise(
         "tokens": requests.get("tokens", 0),
         "uplift": {
             f"over_{side}": as_dict(whole)
+            | {"at_costs": as_dict(effect_of(rounds, CHAMPION, side, True, COST))}
             | {"kinds": {kind: as_dict(found[kind][side]) for kind in kinds}}
             for side, whole in found[ALL].items()
         },
@@ -77,13 +85,16 @@ def summarise(
             for p in ledger.phases
             for cycles in [ledger.sums(p.began, p.ended)]
         ],
-        "lesson": lesson,
-        "mistake": mistake,
+        "phases_left_out": [*run.left_out],
+        "plain_step_ms": round(1e3 * run.step_s, 1),
+        "virtual": dict(virtual or {}),
+        "lesson": run.lesson,
+        "mistake": run.mistake,
         "records_refused": ledger.refused,
         "worker": ledger.statuses[-1].model_dump(mode="json") if ledger.statuses else {},
         "learner": ledger.learner[-1].model_dump(mode="json") if ledger.learner else {},
     }
-    failings, said = _failings(summary), (_speed, _choice, _learning, _guard, _trust, _open)
+    failings, said = _failings(summary), (_speed, _choice, _rules, _learning, _guard, _trust, _open)
     sentences = [sentence for one in said if (sentence := one(summary))]
     return {"ok": not failings, "failings": failings, "sentences": sentences} | summary
 
@@ -118,42 +129,145 @@ def _failings(summary: Summary) -> list[str]:
 
 def _open(summary: Summary) -> str:
     """What was not shown, for want of time; no fault."""
-    sides = [
-        NAMES[side.removeprefix("over_")]
-        for side, one in summary["uplift"].items()
-        if one["low"] is None or one["low"] <= 1.0 <= one["high"]
+    told = []
+    if left_out := summary["phases_left_out"]:
+        told.append(f"This machine had no time for these phases: {', '.join(left_out)}.")
+    live = {side.removeprefix("over_"): one for side, one in summary["uplift"].items()}
+    untold = [s for s, one in live.items() if not (is_told(one) or is_told(one["at_costs"]))]
+    sides = [NAMES[side] for side in untold if not _virtually_told(summary, side)]
+    if sides:
+        what = f"faster than {', '.join(sides)}"
+        told.append(f"Whether it is {what} cannot be told from this run.")
+    return " ".join(told)
+
+
+LEVEL: Final = 0.05
+"""Rates whose ratio lies within this of 1, with its whole interval, are as fast as each other."""
+
+
+def is_level(one: Mapping[str, Any]) -> bool:
+    """Whether both are as fast as each other."""
+    return one["low"] is not None and one["low"] >= 1.0 - LEVEL and one["high"] <= 1.0 + LEVEL
+
+
+def is_told(one: Mapping[str, Any]) -> bool:
+    """Whether the interval of a ratio says who is faster, or that nobody is."""
+    return one["low"] is not None and (not one["low"] <= 1.0 <= one["high"] or is_level(one))
+
+
+def _virtually_told(summary: Summary, side: str) -> bool:
+    """Whether the answers in virtual time tell who is faster, on every kind of traffic."""
+    kinds = [kind["over"] for kind in summary["virtual"].get("kinds", {}).values()]
+    rules = {PLAIN: "greedy", SUFFIX: "suffix", MODEL: "eagle3"}
+    found = [
+        one
+        for over in kinds
+        for rule, one in over.items()
+        if rule.partition(":")[0] == rules.get(side)
     ]
-    told = f"Whether it is faster than {', '.join(sides)} cannot be told from this run."
-    return told if sides else ""
+    return bool(found) and all(map(is_told, found))
 
 
 def _interval(one: Mapping[str, float]) -> str:
     return f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
 
 
+def _beside(one: Mapping[str, float], name: str) -> str:
+    """A ratio in words."""
+    if is_level(one):
+        return f"as fast as {name}, {_interval(one)}"
+    return f"{_interval(one)} times as fast as {name}"
+
+
 def _speed(summary: Summary) -> str:
-    known = [
-        f"{_interval(one)} times those of {NAMES[side.removeprefix('over_')]}"
-        for side, one in summary["uplift"].items()
-        if one["low"] is not None
+    live = {NAMES[side.removeprefix("over_")]: one for side, one in summary["uplift"].items()}
+    told = [_beside(one, name) for name, one in live.items() if is_told(one)]
+    priced = [
+        _beside(one["at_costs"], name)
+        for name, one in live.items()
+        if not is_told(one) and is_told(one["at_costs"])
     ]
-    if not known:
+    known = [_beside(one, name) for name, one in live.items() if one["low"] is not None]
+    if not (told or priced or known):
         return "The run was too short to say how fast the service is beside plain decoding."
-    return f"On the same requests it made, in tokens a second, {' and '.join(known)}."
+    said = [" and ".join(told or known * (not priced))] * bool(told or not priced)
+    if priced:
+        timed = "with each step at the worker's measured time for its size, which leaves out stalls"
+        said.append(f"{' and '.join(priced)} {timed} of the machine")
+    return f"Live, on the same requests, it was {'; '.join(said)}."
 
 
 def _choice(summary: Summary) -> str:
     told = []
+    virtual = summary["virtual"].get("kinds", {})
     for kind, ends in summary["best_and_worst"].items():
-        if ends:
+        found = [summary["uplift"][f"over_{side}"]["kinds"][kind] for side in ends or ()]
+        if ends and (kind not in virtual or all(map(is_told, found))):
             (best, beside), (worst, over) = (
-                (NAMES[side], _interval(summary["uplift"][f"over_{side}"]["kinds"][kind]))
-                for side in ends
+                (NAMES[s], _interval(o)) for s, o in zip(ends, found, strict=True)
             )
             told.append(f"{kind}: {beside} times {best}, {over} times {worst}")
     if not told:
-        return "Which fixed method is best or worst cannot be told from this run."
-    return f"Beside the best and the worst fixed method of each traffic it made, {'; '.join(told)}."
+        unknown = "Which fixed method is best or worst cannot be told from this run."
+        return "" if virtual else unknown
+    beside_both = "Live, beside the best and the worst fixed method of each traffic, it made"
+    return f"{beside_both} {'; '.join(told)}."
+
+
+def ends_of(over: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
+    """Of the rules that answers were decoded by, the best and the worst."""
+    by = sorted(over, key=lambda rule: over[rule]["ratio"])
+    return by[0], by[-1]
+
+
+def _rules(summary: Summary) -> str:
+    """What every rule made of the same answers, in virtual time."""
+    told = []
+    for kind, found in summary["virtual"].get("kinds", {}).items():
+        over = found["over"]
+        best, worst = ends_of(over)
+        ends = f"{_beside(over[best], name_of(best))}, the best of {len(over)} rules"
+        if not is_told(over[best]):
+            ends += ", from which it cannot be told apart"
+        told.append(f"{kind}: {ends}, and {_beside(over[worst], name_of(worst))}, the worst")
+    if not told:
+        return ""
+    return (
+        "Every rule decoded this run's own answers once more in virtual time (each step takes what "
+        "the worker measured; what a model draft has accepted is drawn from the measured curve). "
+        f"There it is, {'; '.join(told)}."
+    )
+
+
+def rule_tiles(summary: Summary) -> list[dict[str, str]]:
+    """The ratio over the best rule of each kind of traffic, in virtual time, as tiles."""
+    tiles = []
+    for kind, found in summary["virtual"].get("kinds", {}).items():
+        best = ends_of(found["over"])[0]
+        detail = f"{_interval(found['over'][best])}, {name_of(best)}"
+        label = f"{kind}, in virtual time, over the best of {len(found['over'])} rules"
+        value = f"{found['over'][best]['ratio']:.2f}"
+        tiles.append({"id": f"rules_{kind}", "label": label, "value": value, "detail": detail})
+    return tiles
+
+
+def rule_tables(summary: Summary) -> list[dict[str, Any]]:
+    """What every rule made of the same answers, as a table of the page; none where none was."""
+    kinds = summary["virtual"].get("kinds", {})
+    if not kinds:
+        return []
+    rules = dict.fromkeys(rule for found in kinds.values() for rule in found["over"])
+    rows = [
+        [name_of(rule), *(_interval(found["over"][rule]) for found in kinds.values())]
+        for rule in rules
+    ]
+    counts = [f"{kind}, {found['answers']} answers" for kind, found in kinds.items()]
+    title = (
+        "In virtual time: tokens a second over those of each rule, on this run's own answers, at "
+        "the step times that the worker measured; model drafts are drawn from their measured "
+        "acceptance"
+    )
+    return [{"title": title, "head": ["over", *counts], "rows": rows}]
 
 
 def _guard(summary: Summary) -> str:

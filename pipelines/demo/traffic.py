@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -13,52 +14,87 @@ import httpx
 
 from decoder.contracts.errors import ProcessError
 from pipelines.prompts import Prompt
+from pipelines.replay.engine import Trace
+from pipelines.stack.running import KEY_VARIABLE
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import interleaved
 
-REQUEST_SECONDS: Final = 120.0
+REQUEST_SECONDS: Final = 900.0
+"""Of an answer on a machine that does much else: steps of seconds were seen."""
 IDLE_SECONDS: Final = 0.2
+FEW, MANY = 8, 40
+"""Tokens of the answers from whose times a plain step's is known."""
+LEAST_S: Final = 1e-3
+"""Between the times of both: a stall in the shorter one makes no step free."""
+SLOW_S: Final = 8.0
+"""Where so few tokens take longer, they tell enough, and more would take minutes."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One phase to come: its share of the whole time, the workloads it alternates, the ``kind``
-    that it is compared as, how many sessions send at a time, the most tokens of an answer, whether
-    it is for the learner, who ``learns`` there, and what is wrong meanwhile: the worker's drafter
-    is ``broken``, or a policy that drafts nothing is champion by ``mistake``."""
+    """One phase to come: the workloads it alternates, how many plain steps' time it needs at least,
+    the ``kind`` that it is compared as, how many sessions send at a time, the most tokens of an
+    answer, whether it is for the learner, who ``learns`` there, and what is wrong meanwhile: the
+    worker's drafter is ``broken``, or a policy that drafts nothing is champion by ``mistake``.
+    Where time is short, phases are left out in the order of ``left_out``; 0 is never."""
 
     name: str
     workloads: tuple[str, ...]
-    share: float
+    steps: int
     kind: str
     sessions: int = 3
-    tokens: int = 160
+    tokens: int = 112
     learns: bool = False
     broken: bool = False
     mistake: bool = False
+    left_out: int = 0
 
 
+# A pair of a comparison takes about a hundred tokens of each request, seventy steps, and an
+# interval ten pairs; a step of three requests takes a third longer.
 PLANS: Final = (
-    Plan("one agent", ("edits", "tools"), 0.13, "agents", sessions=1),
-    Plan("three agents", ("edits", "tools"), 0.15, "agents"),
-    Plan("conversation", ("chat", "code"), 0.13, "conversation"),
-    Plan("drafter broken", ("chat", "code"), 0.16, "broken drafter", broken=True),
-    Plan("drafter mended", ("chat", "code"), 0.12, "conversation"),
+    Plan("one agent", ("edits", "tools"), 750, "agents", sessions=1),
+    Plan("three agents", ("edits", "tools"), 900, "agents", left_out=1),
+    Plan("conversation", ("chat", "code"), 900, "conversation"),
+    Plan("drafter broken", ("chat", "code"), 900, "broken drafter", broken=True, left_out=3),
+    Plan("drafter mended", ("chat", "code"), 700, "conversation", left_out=2),
     # short answers, many at a time: each is a word for or against a candidate, and drafts are dear;
     # none so long that one of those that loop outweighs the others
-    Plan("records", ("records",), 0.2, "records", sessions=16, tokens=96, learns=True),
-    Plan("bad policy", ("edits", "tools"), 0.11, "bad policy", mistake=True),
+    Plan("records", ("records",), 2000, "records", sessions=16, tokens=96, learns=True),
+    Plan("bad policy", ("edits", "tools"), 600, "bad policy", mistake=True, left_out=4),
 )
+
+
+def planned(step_s: float, seconds: float) -> list[tuple[Plan, float]]:
+    """The phases that so many seconds have time for where a plain step takes ``step_s``, each with
+    its part of them. Those that are never left out share what there is, however little."""
+    plans = list(PLANS)
+    for plan in sorted((p for p in PLANS if p.left_out), key=lambda p: p.left_out):
+        if sum(p.steps for p in plans) * step_s <= seconds:
+            break
+        plans.remove(plan)
+    whole = sum(p.steps for p in plans)
+    return [(plan, seconds * plan.steps / whole) for plan in plans]
+
+
 MOST_SESSIONS: Final = max(plan.sessions for plan in PLANS)
 FAILURES_ALLOWED: Final = 2 * MOST_SESSIONS
 """Requests in a row that may fail before the run is given up: one stall fails all under way."""
+
+
+def connected(url: str) -> httpx.Client:
+    """A client of the worker at ``url``, with the key that the environment has a worker ask for."""
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    return httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False)
 
 
 class Traffic:
     """Threads that send one request after another to ``url`` until stopped.
 
     Phases are written into ``ledger``; ``counts`` are requests ``answered`` and ``failed``, and
-    ``tokens`` of the answers, ``answers`` those of each phase.
+    ``tokens`` of the answers, ``answers`` what was asked and answered in each phase, which stays
+    here.
     """
 
     def __init__(self, url: str, model: str, ledger: Ledger) -> None:
@@ -66,12 +102,12 @@ class Traffic:
         self.model = model
         self.ledger = ledger
         self.counts: Counter[str] = Counter()
-        self.answers: Counter[str] = Counter()
+        self.answers: dict[str, list[Trace]] = {}
         self.stopping = threading.Event()
         self._lock = threading.Lock()
         self._next: Iterator[Prompt] = iter(())
         self._threads: list[threading.Thread] = []
-        self._plan = Plan("", (), 0.0, "", sessions=0)
+        self._plan = Plan("", (), 0, "", sessions=0)
         self._errors: list[str] = []  # of the last requests, one after another
 
     def begin(self, plan: Plan, seed: int) -> None:
@@ -109,7 +145,7 @@ class Traffic:
             raise ProcessError(f"{many}; the last: {self._errors[-1]}")
 
     def _send_all(self, place: int) -> None:
-        with httpx.Client(base_url=self.url, timeout=REQUEST_SECONDS) as client:
+        with connected(self.url) as client:
             while not self.stopping.is_set():
                 if place < self._plan.sessions:
                     self.send(client)
@@ -126,19 +162,52 @@ class Traffic:
             "temperature": 0,
             "max_tokens": plan.tokens,
             "vllm_xargs": {"hvd_workload": prompt.dataset},
+            "return_token_ids": True,
         }
-        tokens, error = 0, ""
+        tokens, error, read, written = 0, "", None, None
         try:
             response = client.post("/v1/chat/completions", json=body)
             if response.is_success:
-                tokens = int(response.json()["usage"]["completion_tokens"])
+                found = response.json()
+                tokens = int(found["usage"]["completion_tokens"])
+                read = found.get("prompt_token_ids")
+                written = found["choices"][0].get("token_ids")
             else:
                 error = f"HTTP {response.status_code}: {response.text[:200]}"
-        except (httpx.HTTPError, KeyError, ValueError) as failure:
+        except (httpx.HTTPError, LookupError, TypeError, ValueError) as failure:
             error = f"{type(failure).__name__}: {failure}"
         with self._lock:
             self._errors = [*self._errors, error] if error else []
             self.counts.update({"failed" if error else "answered": 1, "tokens": tokens})
-            self.answers[plan.name] += not error
+            if read and written:
+                trace = Trace(prompt.id, read, written, prompt.dataset, plan.tokens)
+                self.answers.setdefault(plan.name, []).append(trace)
         if error:
             self.stopping.wait(1.0)
+
+
+def plain_step_s(url: str, model: str) -> float:
+    """Seconds that a step of one request takes the worker at ``url`` that verifies no draft: the
+    shorter of two measurements, after a first request, which makes whatever it needs ready.
+
+    Raises:
+        ProcessError: it does not answer.
+    """
+    messages = [{"role": "user", "content": "Count from one to one hundred."}]
+    body = {"model": model, "messages": messages, "temperature": 0, "ignore_eos": True}
+    body["vllm_xargs"] = {"hvd_speculate": "off"}
+    try:
+        with httpx.Client(base_url=url, timeout=REQUEST_SECONDS) as client:
+
+            def seconds(tokens: int) -> float:
+                began = time.monotonic()
+                asked = body | {"max_tokens": tokens}
+                client.post("/v1/chat/completions", json=asked).raise_for_status()
+                return time.monotonic() - began
+
+            if (first := seconds(FEW)) > SLOW_S and (first := seconds(FEW)) > SLOW_S:
+                return first / FEW
+            took = min(seconds(MANY) - seconds(FEW) for _ in range(2))
+            return max(took, LEAST_S) / (MANY - FEW)
+    except httpx.HTTPError as error:
+        raise ProcessError(f"the worker does not answer at {url}: {error}") from error

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlparse
 
 from decoder.contracts.bundle import CHAMPION, Policy
 from decoder.contracts.errors import ModelError, RegistryError
 from decoder.policy.probes import from_bytes
 from learner.registry import Registry, Standing, Version
+from learner.registry.connection import database_of
 from learner.registry.moves import Move
 from learner.settings import LearnerSettings
 
@@ -55,7 +55,7 @@ def models(scope: str | None) -> list[Model]:
     """
     settings = LearnerSettings.load()
     uri = settings.mlflow_tracking_uri
-    if uri.startswith("sqlite:///") and not Path(urlparse(uri).path[1:]).exists():
+    if (database := database_of(uri)) is not None and not database.exists():
         raise RegistryError(
             f"no registry at {uri}: start one with 'hvd up' in this folder, or name it by "
             "HVD_LEARNER_MLFLOW_TRACKING_URI"

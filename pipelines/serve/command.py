@@ -6,21 +6,23 @@ beforehand, and becomes it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import re
-import shutil
 import sys
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from decoder.contracts.errors import ModelError, ProcessError
 from decoder.tenancy.key import VARIABLE, ensure_key
+from learner.home import clear, lock
 from pipelines import embedded, machine
 
 LARGEST_DRAFT: Final = 64
@@ -37,6 +39,9 @@ MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
 """Says whose a request is; what it says goes before any client's word."""
 DRAINING: Final = "decoder.engines.vllm.draining.DrainingMiddleware"
 """Sends new requests elsewhere while those under way have their ``DRAIN_SECONDS``."""
+PLUGINS_VARIABLE: Final = "VLLM_PLUGINS"
+PLUGIN: Final = "hybrid_verified_decoding"
+"""Our entry point of vLLM's: without it a server would decode plainly, and say nothing of it."""
 EAGER_FLAGS: Final = ("--enforce-eager", "--no-enforce-eager")
 TOKENS, REQUESTS = "--max-num-batched-tokens", "--max-num-seqs"
 STEP_TOKENS: Final = {True: 2048, False: 8192}
@@ -153,18 +158,26 @@ def metrics_folder(port: int) -> Path:
     return root / "metrics" / str(port)
 
 
-def empty_metrics(options: ServeOptions, environment: Mapping[str, str]) -> None:
+def empty_metrics(options: ServeOptions, environment: dict[str, str]) -> None:
     """Let a server begin its counts at zero; a folder that the caller named stays as it is.
+
+    Our folder is locked until this process ends, or what it becomes. A server of the same port may
+    live in another network namespace and hold it: then ``environment`` names another folder.
 
     Raises:
         ProcessError: the folder cannot be written.
     """
-    folder = Path(environment[METRICS_VARIABLE])
+    folder = first = Path(environment[METRICS_VARIABLE])
     try:
         if folder == metrics_folder(options.port):
             folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if folder.exists():
-                shutil.rmtree(folder)
+            for number in itertools.count(2):
+                with suppress(BlockingIOError), lock(folder) as file:
+                    os.set_inheritable(os.dup(file.fileno()), True)  # never closed: it holds on
+                    break
+                folder = first.with_name(f"{first.name}-{number}")
+            clear(folder)
+            environment[METRICS_VARIABLE] = str(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -216,6 +229,9 @@ def serve_command(
     if Path(options.model).expanduser().is_dir():
         env["HF_HUB_OFFLINE"] = "1"
     env |= {**environment, "HVD_WORKER_ENABLED": "1"}
+    if PLUGINS_VARIABLE in env:  # vLLM loads those alone
+        named = [name for name in env[PLUGINS_VARIABLE].split(",") if name not in ("", PLUGIN)]
+        env[PLUGINS_VARIABLE] = ",".join([*named, PLUGIN])
     speculative = ["--speculative-config", speculative_config(options.drafter)]
     if any(one.replace("_", "-").startswith("--speculative-config.") for one in options.extra):
         # parts of it replace the whole, but are joined with other parts

@@ -207,6 +207,11 @@ def first_only() -> Iterator[None]:
     """
 
     def heard(number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code is unheard.__code__:  # which lets no exception out either
+                raise_again(number)
+                return
+            frame = frame.f_back
         for each in heeded:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt(number)
@@ -218,7 +223,9 @@ def first_only() -> Iterator[None]:
             return
         for each in heeded:
             signal.signal(each, heard)
-        number = what.exc_value.args[0]
+        raise_again(what.exc_value.args[0])
+
+    def raise_again(number: int) -> None:
         threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
 
     hook = sys.unraisablehook

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from decoder.contracts.topics import STATUS
 from pipelines import machine
 from pipelines.stack import processes
 from pipelines.stack.processes import Child, Part, begin
-from pipelines.stack.running import Home, Ports, Stack, running
+from pipelines.stack.running import KEY_VARIABLE, Home, Ports, Stack, running
 
 
 def up(ports: Ports, page_port: int, home: Home, console: Console) -> NoReturn:
@@ -64,13 +65,18 @@ def first_request(stack: Stack) -> str:
     messages = [{"role": "user", "content": "Name three rivers."}]
     asked = {"model": stack.model, "messages": messages, "max_tokens": 64, "temperature": 0}
     url = f"{stack.api}/v1/chat/completions -H 'Content-Type: application/json'"
-    return f"curl -s {url} -d '{json.dumps(asked)}'"
+    if os.environ.get(KEY_VARIABLE):  # which the worker has as well
+        url += f' -H "Authorization: Bearer ${KEY_VARIABLE}"'
+    if any(name.lower().endswith("_proxy") for name in os.environ):
+        url = f"--noproxy '*' {url}"
+    return f"curl -s {url} -d {shlex.quote(json.dumps(asked))}"
 
 
 def greeting(stack: Stack, page: str, home: Home) -> str:
     """Where everything is, and a command for each thing worth trying first, as rich markup."""
     kafka = stack.kafka.bootstrap_servers
-    programs = Path(os.path.relpath(Path(sys.executable).parent))  # .venv/bin, in a checkout
+    folder = Path(os.path.relpath(Path(sys.executable).parent))  # .venv/bin, in a checkout
+    python, hvd = (shlex.quote(str(folder / name)) for name in ("python", "hvd"))
     text = f"""
 API     {stack.api}/v1
 Page    {page}
@@ -82,10 +88,10 @@ Logs    {home.root / "logs"}
 {first_request(stack)}
 
 # what worker and learner say, once a second
-{programs / "python"} -m kafka.consumer -b {kafka} -t {STATUS.name}
+{python} -m kafka.consumer -b {kafka} -t {STATUS.name}
 
 # the policies so far: the first comes after a hundred drafts
-{programs / "hvd"} policy list
+{hvd} policy list
 
 What ends is started again. Ctrl-C stops everything.
 """

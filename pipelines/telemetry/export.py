@@ -19,6 +19,7 @@ from decoder.contracts.events import COLUMNS, EventBatch, decode_batch
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from learner.home import LOCK, lock
 from learner.source import Mark, mark_of
 from pipelines.reports import Step, atomic_write
 from pipelines.stack.processes import held
@@ -55,9 +56,20 @@ def export(kafka: KafkaSettings, folder: Path, step: Step) -> Export:
         step: told records done and to do.
 
     Raises:
-        TraceError: the folder holds something else, or is full.
+        TraceError: the folder holds something else, is full, or another export writes to it.
         BrokerError: the broker goes away, or its topic was made anew since.
     """
+    _check(folder)
+    try:
+        file = lock(folder)
+    except OSError as error:
+        why = "another export writes to it" if isinstance(error, BlockingIOError) else error
+        raise TraceError(f"{folder} cannot be written ({why}): name another.") from error
+    with file:
+        return _exported(kafka, folder, step)
+
+
+def _exported(kafka: KafkaSettings, folder: Path, step: Step) -> Export:
     found, pieces = _resumed(folder), list[Piece]()
     reached = dict(found.offsets)
 
@@ -90,12 +102,16 @@ def export(kafka: KafkaSettings, folder: Path, step: Step) -> Export:
     return found
 
 
+def _check(folder: Path) -> None:
+    names = {each.name for each in folder.iterdir()} if folder.exists() else set()
+    if NOTE not in names and names - {f"{NOTE}.part", LOCK}:
+        raise TraceError(f"{folder} holds files and no export: name a folder of its own.")
+
+
 def _resumed(folder: Path) -> Export:
     """What lies in ``folder``, rid of files that were cut short; an empty one where none does."""
     path = folder / NOTE
     if not path.exists():
-        if folder.exists() and {each.name for each in folder.iterdir()} - {f"{NOTE}.part"}:
-            raise TraceError(f"{folder} holds files and no export: name a folder of its own.")
         return Export()
     try:
         told = json.loads(path.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final, Self, TypeVar
@@ -22,13 +23,24 @@ from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
-from decoder.contracts.trials import Round, decode_round
-from decoder.kafka.clients import AWAY, close, fetch, listens, open_consumer, places_of
+from decoder.contracts.trials import MODEL, Round, decode_round
+from decoder.kafka.clients import (
+    AWAY,
+    close,
+    fetch,
+    layout_of,
+    listens,
+    open_consumer,
+    places_of,
+)
 
 ARMS: Final = ("cache", "model", "none")
 OWN: Final = ("", CHAMPION)
 """Sides of steps that the policy in force decided: outside of trials, and in its blocks of them."""
-NUMBERS: Final = ("number", "time", "policy_version", "draft_len", "predicted", "accepted")
+NUMBERS: Final = (
+    *("number", "time", "policy_version", "draft_len", "predicted", "accepted"),
+    *("verified_len", "model_accepted"),
+)
 KEPT_NUMBERS: Final = 100_000
 """Events whose numbers are remembered: a record that is sent twice comes within seconds."""
 
@@ -113,13 +125,16 @@ class Ledger:
         numbers = (batch.numbers[name].tolist() for name in NUMBERS)
         names = (batch.names[name] for name in ("arm", "side", "censored"))
         for event in zip(*numbers, *names, strict=True):
-            number, at, version, length, foreseen, accepted, arm, side, censored = event
+            number, at, version, length, foreseen, accepted, verified, model, *names_of = event
+            arm, side, censored = names_of
             if (batch.origin.life, number) in self._numbers:
                 continue
             self._numbers[batch.origin.life, number] = None
             self.seen += 1
+            held = self._seconds.setdefault(int(at), Counter())
+            if side == arm == MODEL and not math.isnan(model):
+                held[MODEL, int(verified), int(model)] += 1
             if side in OWN:
-                held = self._seconds.setdefault(int(at), Counter())
                 held[arm] += 1
                 if length and not censored:
                     told = (1, foreseen, accepted, abs(foreseen - accepted))
@@ -144,8 +159,23 @@ class Ledger:
         """By policy version, of its cache drafts between two times that were labelled to the end;
         in whole seconds."""
         sums = self.sums(began, ended)
-        counts = {key[0]: n for key, n in sums.items() if isinstance(key, tuple) and not key[1]}
+        counts = {
+            key[0]: n for key, n in sums.items() if isinstance(key, tuple) and key[1:] == (0,)
+        }
         return {v: Foresight(n, *(sums[v, i] / n for i in (1, 2, 3))) for v, n in counts.items()}
+
+    def acceptance(self, spans: Iterable[tuple[float, float]], length: int) -> list[float]:
+        """The chance [length] that each token of a model draft was accepted, given that those
+        before it were, in spans of time; of EAGLE3 decoding, which drafts wherever it decides. A
+        place without any counts as one of two."""
+        at_risk, accepted = [2] * length, [1] * length
+        for began, ended in spans:
+            for key, drafts in self.sums(began, ended).items():
+                if isinstance(key, tuple) and key[0] == MODEL:
+                    for place in range(min(key[1], key[2] + 1, length)):
+                        at_risk[place] += drafts
+                        accepted[place] += drafts * (place < key[2])
+        return [right / all_ for right, all_ in zip(accepted, at_risk, strict=True)]
 
     def add_status(self, status: WorkerStatus | LearnerStatus) -> None:
         """Keep a worker's status, or one of the learner of its scope."""
@@ -230,6 +260,7 @@ def _append(records: list[Timed], record: Timed, keep_s: float) -> None:
         del records[: next(i for i, r in enumerate(records) if r.time >= oldest)]
 
 
+FOLLOWED: Final = (DRAFTS, POLICY, STATUS, TRIALS)
 POLL_S: Final = 0.25
 PAUSE_S: Final = 5.0
 _complaints: Final = Complaints()
@@ -255,6 +286,12 @@ def ingest(ledger: Ledger, topic: str, key: bytes | None, value: bytes | None, a
         _complaints.exception("a record was passed over: it cannot be shown")
 
 
+def _topic_ids(consumer: Any) -> dict[Any, Any]:
+    """The id of its topic by each partition there is."""
+    layouts = [layout_of(consumer, topic.name) for topic in FOLLOWED]
+    return {place: topic_id for topic_id, places in layouts for place in places}
+
+
 class Observer:
     """Reads in a thread, while its block lasts.
 
@@ -267,7 +304,7 @@ class Observer:
         self.kafka = kafka
         self.ledger = ledger
         self.since_s = since_s
-        self._next: dict[Any, int] = {}  # offset by partition
+        self._next: dict[tuple[Any, Any], int] = {}  # offset by partition and id of its topic
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._read, name="observer", daemon=True)
 
@@ -295,10 +332,11 @@ class Observer:
             self._closing.wait(PAUSE_S)
 
     def _follow(self, consumer: Any) -> None:
-        topics = (DRAFTS, POLICY, STATUS, TRIALS)
-        places = [place for topic in topics for place in places_of(consumer, topic.name)]
+        for topic in FOLLOWED:
+            places_of(consumer, topic.name)
+        places = _topic_ids(consumer)
         is_whole = math.isinf(self.since_s)
-        consumer.assign(places)
+        consumer.assign(list(places))
         consumer.seek_to_end(*places)
         consumer.seek_to_beginning(*(p for p in places if is_whole or p.topic == POLICY.name))
         if not is_whole:
@@ -307,11 +345,16 @@ class Observer:
             for place, found in consumer.offsets_for_times(dict.fromkeys(past, moment)).items():
                 if found is not None:
                     consumer.seek(place, found.offset)
-        for place in () if is_whole else self._next.keys() & set(places):
-            consumer.seek(place, self._next[place])
+        for known in () if is_whole else self._next.keys() & places.items():
+            consumer.seek(known[0], self._next[known])
         while not self._closing.is_set():
-            found = {place: consumer.position(place) for place in places}
-            self._next |= {place: at for place, at in found.items() if at is not None}
+            found = {known: consumer.position(known[0]) for known in places.items()}
+            self._next |= {known: at for known, at in found.items() if at is not None}
+            if (there := _topic_ids(consumer)) != places:
+                places = there
+                consumer.assign(list(places))
+                for known in places.items():  # what is new from its beginning
+                    consumer.seek(known[0], self._next.get(known, 0))
             records = fetch(consumer, 0)
             for record in records:
                 seconds = record.timestamp / 1000.0

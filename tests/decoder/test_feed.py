@@ -182,7 +182,9 @@ def test_a_topic_that_cannot_be_read_is_told_once_and_a_broker_that_is_away_is_n
 def test_of_a_flood_at_most_a_record_of_each_key_is_kept(
     monkeypatch: pytest.MonkeyPatch, key: bytes, secret: str
 ) -> None:
-    consumer = Consumer(lambda: [SimpleNamespace(key=key, value=bytes(100_000), headers=[])])
+    consumer = Consumer(
+        lambda: [SimpleNamespace(key=key, partition=0, value=bytes(100_000), headers=[])]
+    )
     monkeypatch.setattr("decoder.kafka.compacted.MOST_SECONDS", 0.05)
     feed, desk = feed_of(consumer, monkeypatch, 1 << 60, secret)
     tracemalloc.start()

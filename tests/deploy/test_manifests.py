@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -32,9 +33,12 @@ KUBERNETES = "1.34"
 OVERLAYS = ["cpu", "tensor-parallel", "gpu", "intake"]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
-needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="takes helm")
+# `make helm` puts both beside the interpreter
+PATH = f"{os.environ['PATH']}{os.pathsep}{BIN}"
+HELM, KUBECTL = (shutil.which(name, path=PATH) for name in ("helm", "kubectl"))
+needs_helm = pytest.mark.skipif(HELM is None, reason="takes helm: make helm")
 needs_kubectl = pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="takes kubectl, for its kustomize"
+    KUBECTL is None, reason="takes kubectl, for its kustomize: make helm"
 )
 
 
@@ -46,13 +50,13 @@ def run(*command: str | Path) -> str:
 
 @cache
 def built(overlay: str) -> list[dict[str, Any]]:
-    page = run("kubectl", "kustomize", DEPLOY / "kubernetes" / "overlays" / overlay)
+    page = run(str(KUBECTL), "kustomize", DEPLOY / "kubernetes" / "overlays" / overlay)
     return list(yaml.safe_load_all(page))
 
 
 def charted(*options: str) -> list[dict[str, Any]]:
     """What ``helm template`` makes of the chart."""
-    page = run("helm", "template", "hvd", DEPLOY / "chart", "--namespace", "hvd", *options)
+    page = run(str(HELM), "template", "hvd", DEPLOY / "chart", "--namespace", "hvd", *options)
     return [document for document in yaml.safe_load_all(page) if document]
 
 
@@ -264,15 +268,6 @@ def take(
     assert seen >= 3
 
 
-@pytest.fixture
-def ca_file(tmp_path: Path) -> Path:
-    import trustme
-
-    file = tmp_path / "ca.crt"
-    trustme.CA().cert_pem.write_to_path(str(file))
-    return file
-
-
 AS_OVERLAY = {
     "cpu": "",
     "gpu": "overlays/gpu",
@@ -313,7 +308,7 @@ def test_what_values_change_is_changed_and_monitoring_goes_by_the_names_of_the_a
     )  # fmt: skip
     kinds = {document["kind"]: document for document in made}
     assert "NetworkPolicy" not in kinds
-    worker = kinds["Deployment"]["spec"]
+    (worker,) = (d["spec"] for d, _ in pods(made) if d["metadata"]["name"] == "hvd-worker")
     container = worker["template"]["spec"]["containers"][0]
     assert (worker["replicas"], container["image"]) == (7, "mine:1")
     assert worker["template"]["spec"]["priorityClassName"] == "high"
@@ -328,7 +323,7 @@ def test_what_values_change_is_changed_and_monitoring_goes_by_the_names_of_the_a
     asked = set(re.findall(r'job="([\w-]+)"', json.dumps(rules).replace('\\"', '"')))
     (wanted,) = monitor["selector"]["matchExpressions"]
     labels = [template["metadata"]["labels"] for _, template in pods(made)]
-    assert asked == set(wanted["values"]) == {each[monitor["jobLabel"]] for each in labels}
+    assert asked <= set(wanted["values"]) == {each[monitor["jobLabel"]] for each in labels}
     ports = {p["name"] for _, t in pods(made) for c in containers(t) for p in c.get("ports", [])}
     assert ports == {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]}
 

@@ -41,7 +41,6 @@ pytestmark = [
     *WARNINGS,
     pytest.mark.stack,
     pytest.mark.long,
-    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         shutil.which("prometheus") is None, reason="takes Prometheus: apt-get install prometheus"
     ),
@@ -106,12 +105,12 @@ class Observed:
         return f"http://127.0.0.1:{self.ports[name]}{path}"
 
     def page(self) -> str:
-        return httpx.get(self.url("worker", "/metrics"), timeout=60).raise_for_status().text
+        return httpx.get(self.url("worker", "/metrics"), timeout=300).raise_for_status().text
 
     def found(self, expression: str) -> Any:
         """The series that Prometheus finds."""
         asked = httpx.get(
-            self.url("prometheus", "/api/v1/query"), params={"query": expression}, timeout=60
+            self.url("prometheus", "/api/v1/query"), params={"query": expression}, timeout=300
         )
         assert asked.is_success, asked.text
         return asked.json()["data"]["result"]

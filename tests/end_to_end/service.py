@@ -16,7 +16,7 @@ from decoder.contracts.topics import DRAFTS, STATUS
 from decoder.scope_id import scope_of
 from pipelines.embedded import DRAFTER, ensure_model
 
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from tests.end_to_end.service import Answer, ask, embedded_scope
 from tests.matrix import findings
 from tests.server import PATIENCE_S, Server, serving
 
-pytestmark = [pytest.mark.long, pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.engine]
 
 MAX_TOKENS = 48
 EACH = 2

@@ -21,7 +21,7 @@ from tests import conftest
 from tests.server import PATIENCE_S, Server, serving
 
 until = partial(conftest.until, seconds=PATIENCE_S)
-pytestmark = [pytest.mark.long, pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.engine]
 
 SMALL = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
 MOUNT = 'mount -t tmpfs -o size=$0 none /dev/shm && mkdir /dev/shm/figures && {} exec "$@"'

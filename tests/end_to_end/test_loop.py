@@ -31,7 +31,6 @@ from tests.end_to_end.service import Answer, Reader, ask, embedded_scope
 pytestmark = [
     pytest.mark.long,
     pytest.mark.stack,
-    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # mlflow's own
 ]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # not before the engine: it brings numba (decoder.engines.vll
 
 def real(test: Any) -> Any:
     """Mark what starts engines for minutes."""
-    return pytest.mark.engine(pytest.mark.long(pytest.mark.timeout(1800)(test)))
+    return pytest.mark.engine(pytest.mark.long(test))
 
 
 def engine_of(job: Mapping[str, Any]) -> LLM:

@@ -1,7 +1,4 @@
-"""Serve on vLLM with a profile that had no time: ``python -m tests.engines.profiled JOB RESULT``.
-
-With ``ahead`` it is vLLM's V2 runner.
-"""
+"""Serve on vLLM after a start without time: ``python -m tests.engines.profiled JOB RESULT``."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import Any
 
 from decoder.engines.vllm import profile
 from decoder.engines.vllm.attached import adapter_of
-from tests.engines import interpreted
 from tests.engines.plugged import engine_of, worker_in
 
 
@@ -20,9 +16,6 @@ def main(job_file: str, result_file: str) -> None:
     """Run one job."""
     job = json.loads(Path(job_file).read_text())
     profile.CPU_SECONDS = 0.0  # type: ignore[misc]
-    if "ahead" in job:
-        interpreted.install(job["ahead"])
-
     from vllm import SamplingParams, TokensPrompt
 
     from decoder.core.profiling import Profile

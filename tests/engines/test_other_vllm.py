@@ -35,14 +35,12 @@ def test_the_adapter_and_its_graphs_work_on_it() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 def test_every_engine_keeps_to_its_contract_on_its_v2_runner() -> None:
     run("-m", "pytest", "-q", "-n", "0", "-m", "long or not long", "-k", "v2 and ahead",
         "tests/engines/test_contract.py")  # fmt: skip
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 def test_every_answer_is_plain_v1s_on_its_v2_runner_scheduled_ahead() -> None:
     run("-m", "pytest", "-q", "-n", "0", "-m", "long or not long", "-k", "eagle3 and True",
         "tests/engines/test_vllm_v2.py")  # fmt: skip

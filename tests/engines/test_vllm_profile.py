@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.engines.interpreted import VARIABLES
 from tests.engines.plugged import real, run_apart
 from tests.engines.two_heads import write_models
 
 
 @real
-@pytest.mark.parametrize("runner", ["v1", "v2"])
 def test_a_profile_that_had_no_time_is_taken_again_while_nobody_waits(
-    runner: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     target, drafter = write_models(tmp_path)
     drafts: dict[str, Any] = {
@@ -24,13 +20,12 @@ def test_a_profile_that_had_no_time_is_taken_again_while_nobody_waits(
         "num_speculative_tokens": 16,
     }
     job: dict[str, Any] = {"model": str(target), "max_model_len": 256, "prompt": [5, 6, 7, 8] * 6}
-    variables = {"HVD_WORKER_ENABLED": "1"}
-    if runner == "v2":
-        job["ahead"], variables = None, variables | VARIABLES
-    else:
-        drafts["disable_padded_drafter_batch"] = True
+    drafts["disable_padded_drafter_batch"] = True
     told = run_apart(
-        "tests.engines.profiled", tmp_path, job | {"speculative_config": drafts}, **variables
+        "tests.engines.profiled",
+        tmp_path,
+        job | {"speculative_config": drafts},
+        HVD_WORKER_ENABLED="1",
     )
     first, *again = told["timed"]
     assert first == 1 and again and max(again) > 4 and not told["faults"]

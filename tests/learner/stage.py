@@ -158,15 +158,13 @@ def on_trial(learner: Learner) -> int:
     return 0 if last is None else last.version
 
 
-def work(
-    learner: Learner, done: Callable[[], bool], *workers: Workers, seconds: float = 120.0
-) -> None:
+def work(learner: Learner, done: Callable[[], bool], *workers: Workers) -> None:
     def turn() -> None:
         for each in workers:
             each.play()
         learner.step()
 
-    until(done, "what is worked for", seconds, turn, pause=0.0)
+    until(done, "what is worked for", turn=turn, pause=0.0)
 
 
 def is_withdrawn(kafka: KafkaSettings) -> bool:

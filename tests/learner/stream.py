@@ -93,8 +93,8 @@ def reported(kafka: KafkaSettings, learner: Learner) -> LearnerStatus:
 Connect = Callable[[LearnerSettings], Learner]
 
 
-def step_until(learner: Learner, done: Callable[[], bool], seconds: float = 180.0) -> None:
-    until(done, "the learner", seconds, learner.step, pause=0.0)
+def step_until(learner: Learner, done: Callable[[], bool]) -> None:
+    until(done, "the learner", turn=learner.step, pause=0.0)
 
 
 def stop(learner: Learner) -> None:

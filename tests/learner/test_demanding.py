@@ -126,7 +126,7 @@ def exchange(kafka: KafkaSettings) -> list[bytes]:
     assert DRAFTS.name in admin.list_topics()
     close(admin)
     producer = open_producer(kafka, "test", max_block_ms=60_000)
-    producer.send(DRAFTS.name, value=b"numbers").get(60)
+    producer.send(DRAFTS.name, value=b"numbers").get(300)
     close(producer)
     assert sends(kafka, b"more")
     consumer = open_consumer(kafka, "test")

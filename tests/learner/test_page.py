@@ -32,7 +32,7 @@ EVENTS = Traffic(seed=9).events(40)
 
 
 def ask(port: int, path: str) -> httpx.Response:
-    return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=60.0)
+    return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=300.0)
 
 
 def series(page: str) -> dict[tuple[str, ...], float]:

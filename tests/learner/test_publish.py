@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import TopicAlreadyExistsError
 
+from decoder.complaints import Complaints
 from decoder.contracts.bundle import LAST_PUBLICATION
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
@@ -16,12 +18,13 @@ from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import POLICY
 from decoder.kafka import compacted
 from decoder.policy.probes import to_bytes
+from learner import publish
 from learner.publish import PolicyPublisher, StatusProducer
 from learner.published import Published
 from pipelines.machine import free_port
 from tests.conftest import random_policy, swept, until
 from tests.decoder.telemetry.broker import send
-from tests.learner.conftest import Broker
+from tests.learner.conftest import Broker, Clock
 
 
 def put(broker: Broker, *records: tuple[bytes, bytes | None]) -> None:
@@ -104,6 +107,34 @@ def test_a_publication_that_its_client_sent_again_is_one(broker: Broker) -> None
         assert last is not None and (last.number, last.version) == (made.publication, made.version)
     assert publisher.publish(random_policy(scope="a"), 1).publication == made.publication + 1
     seen.close()
+    publisher.close()
+
+
+def test_what_the_topic_does_not_keep_is_published_again_ever_later_and_said_once(
+    broker: Broker, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publish, "time", clock)
+    publisher = PolicyPublisher(broker.kafka)
+    publisher._complaints = Complaints(lambda: 0.0)
+    made, sent_at = random_policy(version=4, scope="a"), list[float]()
+    while len(sent_at) < 10:
+        publisher.publish(made, 1)
+        sent_at.append(clock.now)
+        assert not publisher.waits("a", "champion", 5), "another is published at once"
+        assert not publisher.waits("a", "trial", 4) and not publisher.waits("b", "champion", 4)
+        while publisher.waits("a", "champion", 4):
+            clock.now += 1.0
+    pauses = [round(b - a) for a, b in pairwise(sent_at)]
+    assert pauses == [0, 0, 2, 4, 8, 16, 32, 60, 60]
+    assert caplog.text.count("does not keep what is published") == 1
+    assert "version 4 for a/champion was sent 3 times" in caplog.text
+    clock.now += 200.0  # it was kept, and lost much later: the topic was made anew
+    publisher.publish(made, 1)
+    assert not publisher.waits("a", "champion", 4)
+    for vain in (False, False, True):
+        publisher.withdraw("a", "trial")
+        assert publisher.waits("a", "trial") == vain
+    assert not publisher.waits("a", "trial", 4)
     publisher.close()
 
 

@@ -15,8 +15,11 @@ from decoder.contracts.errors import RegistryError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.estimate import predict
 from learner.registry import ARTIFACT, Registry, Standing, digest_of, moves, versions
+from learner.registry.connection import database_of, database_uri
 from learner.registry.standing import LOGGED_TAG
+from learner.settings import LearnerSettings
 from tests.conftest import random_policy
+from tests.learner.conftest import copied
 from tests.learner.stage import WARNINGS, champion_of, client_of
 
 pytestmark = WARNINGS
@@ -56,6 +59,25 @@ def test_register_promote_and_roll_back(registry: Registry) -> None:
         assert champion is not None and champion.version == version
     assert np.array_equal(predict(champion, PROBES), predict(policy, PROBES))
     assert "mlruns/artifacts" in str(artefact(registry, policy, 1))
+
+
+@pytest.mark.parametrize("folder", ["a b", "c#d", "e%41f", "g?h", "100%", "%2F", "i;j&k=ü'\""])
+def test_a_database_lies_where_its_path_says(
+    empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    home = tmp_path / folder
+    copied(empty_store, home / "mlruns")
+    at, policy = home / "mlruns" / "mlflow.db", random_policy(scope="ab12")
+    monkeypatch.chdir(home)  # as hvd up works there, and hvd policy afterwards
+    uri = database_uri(at)
+    assert database_of(uri) == at
+    Registry(uri).register(policy)
+    by_default = LearnerSettings.model_fields["mlflow_tracking_uri"].default
+    assert Registry(by_default).load("ab12", 1).scope == "ab12"
+    monkeypatch.chdir("/")
+    assert database_of(database_uri(at)) == at
+    assert [each.name for each in tmp_path.iterdir()] == [folder]
+    assert {each.name for each in home.iterdir()} == {"mlruns"}
 
 
 def test_history_says_who_moved_what_and_forgets_the_oldest(

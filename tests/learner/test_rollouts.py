@@ -188,16 +188,19 @@ def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
     won(two)  # it learns the same, and waits
     crew = stage.workers({3: 0.8}, noise=1.0)
 
+    def knows() -> bool:
+        """Whether the second has read the trial's publication: rounds before that are not its."""
+        rollout = two.rollouts.of.get(SCOPE)
+        return rollout is not None and rollout.one is not None and rollout.one.since > 0
+
     def turn() -> None:
         if len(pairs_of(one)) < 16:
-            if two.rollouts.busy(SCOPE):  # rounds before it knew of the trial are not its
+            if knows():
                 crew.play(1)
             one.step()
         two.step()
 
-    until(
-        lambda: len(pairs_of(one)) >= 16 and pairs_of(two) == pairs_of(one), seconds=400, turn=turn
-    )
+    until(lambda: len(pairs_of(one)) >= 16 and pairs_of(two) == pairs_of(one), turn=turn)
     assert one.lease.holds(SCOPE) and not two.lease.holds(SCOPE)
     clock.now += lease.TTL_SECONDS  # the first is stopped where it stands
     step_until(two, lambda: two.lease.holds(SCOPE))

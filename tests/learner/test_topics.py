@@ -17,8 +17,16 @@ from kafka.errors import (
 
 from decoder.contracts.errors import BrokerError, SettingsError
 from decoder.contracts.settings import KafkaSettings
-from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TOPICS
-from learner.topics import BrokerAway, declare, make_right, read, wait_until_right
+from decoder.contracts.topics import DRAFTS, LEASE, POLICY, STATUS, TOPICS
+from learner.topics import (
+    BrokerAway,
+    declare,
+    harmful,
+    make_right,
+    read,
+    wait_until_right,
+)
+from pipelines import doctor
 from pipelines.machine import free_port
 from tests.learner.conftest import Broker
 
@@ -48,6 +56,42 @@ def test_topics_are_made_and_left_alone(bare_broker: Broker) -> None:
     assert set_as(bare_broker.kafka, DRAFTS.name)["retention.bytes"] == "1000000"
     assert "retention.bytes" not in set_as(bare_broker.kafka, POLICY.name)
     assert set_as(bare_broker.kafka, POLICY.name)["segment.ms"] == "3600000"
+
+
+def test_a_topic_whose_settings_do_harm_is_named(
+    bare_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = bare_broker.kafka
+    assert harmful(kafka) == []
+    make(bare_broker, POLICY.name, cleanup_policy="compact,delete", max_message_bytes="65536")
+    make(bare_broker, DRAFTS.name, cleanup_policy="delete", retention_ms="60000")
+    make(bare_broker, LEASE.name, cleanup_policy="compact", min_insync_replicas="2")
+    named = harmful(kafka)
+    found = " ".join(named)
+    for said in (
+        f"{POLICY.name} has cleanup.policy=compact,delete and forgets",
+        f"{POLICY.name} has max.message.bytes=65536",
+        f"{DRAFTS.name} has retention.ms=60000",
+        f"{LEASE.name} has min.insync.replicas=2 and 1 replicas",
+        f"{STATUS.name} is missing",
+    ):
+        assert said in found
+    assert len(named) == 8, "four are missing"
+    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
+    check = doctor.topics()
+    assert not check.ok and not check.blocks and STATUS.name in check.found and check.fix
+
+
+def test_topics_as_they_are_made_or_declared_do_no_harm(
+    bare_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_right(bare_broker.kafka)
+    assert harmful(bare_broker.kafka) == []
+    declare(bare_broker.kafka, read(FLEET))
+    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", bare_broker.kafka.bootstrap_servers)
+    assert doctor.topics().ok
+    monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{free_port()}")
+    assert doctor.topics().ok, "that nobody answers is another check's to say"
 
 
 def test_a_topic_that_forgets_is_mended_or_the_command_is_named(
@@ -150,3 +194,9 @@ def test_a_file_that_would_lose_something_is_refused(
     file.write_text(FLEET.read_text().replace(*change))
     with pytest.raises(SettingsError, match=told):
         read(file)
+
+
+def test_where_a_platform_wants_three_partitions_at_least_they_are_declared(tmp_path: Path) -> None:
+    file = tmp_path / "topics.toml"
+    file.write_text(FLEET.read_text().replace("partitions = 1\n", "partitions = 3\n"))
+    assert min(topic.partitions for topic in read(file).values()) == 3

@@ -16,7 +16,7 @@ from tests.server import Server, metric
 
 CLOSE: Final = 1e-3
 """Of log probabilities: engines that verify in batches of other shapes add up in another order."""
-ROUNDS: Final = 60
+ROUNDS: Final = 600
 """Looks at the metrics page, until it says that every request is over."""
 RAISED: Final = re.compile(r"(?:^|\] )[\w.]*(?:Error|Exception)\b")
 """The line of a traceback that names the exception, behind vLLM's own prefix or without one."""

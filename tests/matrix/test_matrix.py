@@ -15,7 +15,7 @@ from tests.matrix.answers import Answer, answers_of
 from tests.matrix.asks import everything, without_seed
 from tests.matrix.setups import SETUPS, TOGETHER, Setup, hybrid, plain
 
-pytestmark = [pytest.mark.long, pytest.mark.engine, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.engine]
 
 ASKS = everything()
 

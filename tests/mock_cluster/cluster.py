@@ -20,9 +20,11 @@ from contextlib import contextmanager
 from importlib.metadata import files
 from types import MappingProxyType
 from typing import Final
+from uuid import uuid4
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
+from decoder.kafka.clients import close, layout_of, open_consumer, places_of
 from tests import frames
 from tests.conftest import patience
 
@@ -153,6 +155,15 @@ class MockCluster:
         for broker in self._brokers:
             self._lib.rd_kafka_mock_broker_set_up(self._cluster, broker)
 
+    def make_anew(self, topic: str) -> None:
+        """Name another id for a topic; its records are still there."""
+        consumer = open_consumer(self.kafka, "test")
+        places_of(consumer, topic)
+        topic_id, _ = layout_of(consumer, topic)
+        close(consumer)
+        for front in self._fronts:
+            front.changes[topic_id.bytes] = uuid4().bytes
+
     def lead(self, topic: str, partition: int, broker: int) -> None:
         """Make ``broker`` the leader of a partition."""
         call = self._lib.rd_kafka_mock_partition_set_leader
@@ -176,19 +187,20 @@ def running(
 
 class _Front:
     """Before one broker: answers newer requests for versions as Kafka does, and names the fronts
-    where brokers are named. All else goes through as it is.
+    where brokers are named; ``changes`` are made in answers. All else goes through as it is.
     """
 
     def __init__(self, behind: int) -> None:
         self.behind = behind
         self._listener = socket.create_server((HOST, 0))
         self.port = int(self._listener.getsockname()[1])
+        self.changes: dict[bytes, bytes] = {}
 
     def listen(self, ports: dict[int, int]) -> None:
-        named = {_address(behind): _address(front) for behind, front in ports.items()}
+        self.changes = {_address(behind): _address(front) for behind, front in ports.items()}
 
         def changed(frame: bytes) -> bytes:
-            for behind, front in named.items():
+            for behind, front in list(self.changes.items()):
                 frame = frame.replace(behind, front)
             return frame
 

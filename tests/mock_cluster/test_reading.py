@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,15 +13,18 @@ from decoder.admission import Admission
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.events import encode_batch
-from decoder.contracts.topics import DEAD, DRAFTS, LEASE, POLICY
+from decoder.contracts.status import LearnerStatus
+from decoder.contracts.topics import DEAD, DRAFTS, LEASE, POLICY, STATUS
 from decoder.feed import PolicyFeed
 from decoder.kafka.clients import close, fetch, open_consumer, places_of
+from decoder.kafka.compacted import Compacted
 from decoder.policy.first import first_policy
 from learner import topics
 from learner.lease import Lease
 from learner.lessons import Intake
 from learner.publish import DeadLetters, PolicyPublisher
 from learner.source import EventSource, Fetched
+from pipelines.watch.ledger import Ledger, Observer
 from tests.conftest import until
 from tests.contracts.test_events import ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import consumed, send
@@ -32,6 +36,7 @@ pytestmark = [
 ]
 
 NOBODY = -1
+UNKNOWN_TOPIC = 3
 NOT_LEADER, NOT_AVAILABLE, FEW_REPLICAS, NOT_AUTHORISED, STORAGE = 6, 5, 19, 29, 56
 
 
@@ -239,6 +244,58 @@ def test_a_compacted_topic_with_a_partition_that_nobody_leads_ends_none_of_its_r
     until(lambda: applied)
     feed.close()
     lease.close()
+
+
+def test_a_topic_of_another_id_is_read_from_its_beginning_wherever_it_ends(
+    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was made anew may have grown past what was read before it is looked at again."""
+    monkeypatch.setattr("decoder.kafka.clients.METADATA_MS", 100)
+    monkeypatch.setattr("decoder.kafka.compacted.REVIEW_SECONDS", 1e6)
+    received, forgotten, ledger = list[bytes](), list[int](), Ledger()
+
+    def lies(partition: int, offsets: range) -> None:
+        if not offsets:
+            forgotten.append(partition)
+
+    send(cluster.kafka, DEAD.name, b"a", b"b", partition=1)
+    send(cluster.kafka, DEAD.name, b"c", partition=0)
+    status = LearnerStatus(process="p", scope="", time=1.0).model_dump_json().encode()
+    reader = Compacted(cluster.kafka, DEAD, lambda record: received.append(record.value), lies)
+    until(lambda: reader.read() and len(received) == 3)
+    with Observer(cluster.kafka, ledger, since_s=math.inf):
+        send(cluster.kafka, STATUS.name, status)
+        until(lambda: len(ledger.learner) == 1)
+        forgotten.clear()
+        for topic in (DEAD, STATUS):
+            cluster.make_anew(topic.name)
+        until(lambda: reader.read() and len(received) == 6)
+        until(lambda: len(ledger.learner) == 2)
+    reader.close()
+    assert sorted(forgotten) == [0, 1] and sorted(received) == sorted(2 * [b"a", b"b", b"c"])
+
+
+def test_topics_that_vanish_for_a_while_are_read_when_they_are_back(
+    cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decoder.kafka.clients.METADATA_MS", 100)
+    monkeypatch.setattr("learner.source.PARTITIONS_SECONDS", 0.1)
+    applied: list[Policy] = []
+    feed = PolicyFeed(cluster.kafka, "scope", Admission("scope", applied.append))
+    feed.start()
+    source = EventSource(cluster.kafka, {})
+    for version in (1, 2):
+        until(lambda: publishes(publisher, version))  # noqa: B023 -- called within the turn
+        until(lambda: applied and applied[-1].version == version)  # noqa: B023
+        produce(cluster, version % 2, b"%d" % version)
+        source.done(received(source, 1))
+        asked = cluster.asked(METADATA)
+        cluster.answer(METADATA, *[UNKNOWN_TOPIC] * 12)
+        until(lambda: cluster.asked(METADATA) > asked + 12, turn=lambda: source.poll(0.01))  # noqa: B023
+    until(lambda: publishes(publisher, 3))
+    until(lambda: applied[-1].version == 3)
+    feed.close()
+    source.close()
 
 
 def test_topics_are_left_alone_where_nobody_says_how_they_are_set(

@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from decoder.contracts.events import DraftEvent, EventBatch, decode_batch
+from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS, STATUS
 from decoder.telemetry.books import Accounts
 from decoder.telemetry.ring import HEAD, Ring
@@ -55,7 +56,7 @@ def test_a_worker_is_read_by_a_client_of_another_make(cluster: MockCluster) -> N
     consumer.assign([TopicPartition(DRAFTS.name, p, 0) for p in range(PARTITIONS)])
     found: list[EventBatch] = []
     while sum(len(batch.events) for batch in found) < 1_400:
-        (record,) = consumer.consume(1, 30.0)
+        (record,) = consumer.consume(1, 300.0)
         assert record.error() is None and record.headers() == DRAFTS.headers
         assert record.key() == ORIGIN.worker.encode()
         found.append(decode_batch(record.value()))
@@ -184,8 +185,12 @@ def test_what_a_worker_that_ends_has_no_answer_for_is_in_doubt(
     cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("decoder.telemetry.handover.CLOSE_TIMEOUT_S", 1.0)
+
+    def status() -> WorkerStatus:
+        raise RuntimeError("events are all that is sent")
+
     ring = Ring(100)
-    handover = handover_of(cluster.kafka, ring)
+    handover = handover_of(cluster.kafka, ring, status=status)
     put(ring, *spread(5))
     until(lambda: handover.accounts().sent == 5)
     asked = cluster.asked(PRODUCE)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from decoder.contracts.errors import SettingsError
-from pipelines.reports import LINE_SECONDS, Shown, write_json
+from pipelines.reports import LINE_SECONDS, Shown, atomic_write, write_json, write_text
 
 
 def test_a_report_goes_where_a_link_points_and_folders_are_made(tmp_path: Path) -> None:
@@ -53,3 +53,20 @@ def test_where_no_bar_can_be_drawn_a_line_comes_now_and_then_with_the_pace_of_it
         "second: 1 of 9",
         "second: 2 of 9, about 7 min left",
     ]
+
+
+def test_what_could_not_be_written_leaves_neither_half_a_file_nor_its_part(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("the one before")
+
+    def fails(part: Path) -> None:
+        part.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        atomic_write(path, fails)
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [
+        ("report.html", "the one before")
+    ]
+    with pytest.raises(SettingsError, match="/dev/full cannot be written"):
+        write_text("a report", Path("/dev/full"))

@@ -25,6 +25,7 @@ from learner.topics import make_right
 from pipelines import embedded, machine
 from pipelines.stack import broker, processes
 from pipelines.stack.running import HVD
+from tests.conftest import patience
 from tests.decoder.telemetry.broker import start_broker
 from tests.matrix.answers import Answer, answer, client_of, differences
 from tests.matrix.asks import CONTEXT, Ask, everything, without_speculation
@@ -113,7 +114,8 @@ def hybrid(folder: Path) -> Iterator[tuple[Server, KafkaSettings]]:
     }
     child = start_broker(kafka_port, folder / "broker", folder / "broker.log")
     try:
-        make_right(kafka, broker.EMBEDDED_LIMITS)
+        with patience():
+            make_right(kafka, broker.EMBEDDED_LIMITS)
         arguments = [*HVD, "serve", "--port", str(port), *FLOAT32, "--", *LIMITS]
         with serving(arguments, environment, port, folder / "worker.log") as server:
             yield server, kafka

@@ -44,8 +44,8 @@ from pipelines.embedded import load_tokenizer
 from pipelines.lab.bench.llama import LONGEST, MOST, SHAPES, SIZES, Engine, Model
 from pipelines.lab.bench.methods import numbers, words
 from pipelines.lab.replay.costs import cost_table
-from pipelines.lab.replay.engine import drawn_acceptance
 from pipelines.lab.replay.traces import files_of, read
+from pipelines.replay.engine import drawn_acceptance
 from pipelines.reports import write_json
 from pipelines.stats import columns, interval
 

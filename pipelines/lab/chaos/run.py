@@ -6,7 +6,6 @@ import itertools
 import math
 import random
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -52,7 +51,7 @@ class Seen:
 def answer_of(api: str, model: str, prompt: Prompt) -> Reply:
     """The answer to ``prompt``, by a connection of its own."""
     load = Load(api, model, 1, MAX_TOKENS)
-    with httpx.Client(base_url=api, timeout=SILENCE_S, verify=PLAIN) as client:
+    with httpx.Client(base_url=api, timeout=SILENCE_S, verify=PLAIN, trust_env=False) as client:
         return next(answers(client, load, prompt))
 
 
@@ -118,11 +117,11 @@ def staged(root: Path, seed: int, console: Console) -> Iterator[Stage]:
         BrokerError, ProcessError, ModelError, RegistryError: it did not come up.
     """
     root = root.resolve()
-    shutil.rmtree(root, ignore_errors=True)  # an earlier run's events would be counted
     own = {"HVD_KAFKA_POLICY_KEY": secrets.token_hex(16)}
     options = ("--", f"--shutdown-timeout={DRAIN_S}")
     sent = [prompt for kind in KINDS for prompt in itertools.islice(prompts(kind), 4)]
-    with running(Ports.free(), Home.under(root), console, options, SETTINGS | own) as stack:
+    home = Home.under(root, is_fresh=True)  # an earlier run's events would be counted
+    with running(Ports.free(), home, console, options, SETTINGS | own) as stack:
         watches = {n: Watch(p, serves_since=time.monotonic()) for n, p in stack.parts.items()}
         replies = [answer_of(stack.api, stack.model, prompt) for prompt in sent]
         if errors := [reply.error for reply in replies if reply.error]:

@@ -29,7 +29,7 @@ from learner.rows import Rows, from_events
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 from pipelines.lab.drift.traffic import PLAIN_US, Request
-from pipelines.lab.replay.engine import Cycle, Engine
+from pipelines.replay.engine import Cycle, Engine
 
 Told = Callable[[int, Rows], Policy | None]
 """Told the number of a request that is done and its drafts; a policy to put in force, or None."""

@@ -51,9 +51,9 @@ from pipelines.lab.drift.traffic import (
     lessons,
     traffic,
 )
-from pipelines.lab.replay.engine import Simulator
 from pipelines.lab.replay.study import survival, taught
-from pipelines.lab.replay.traces import Trace, files_of, read
+from pipelines.lab.replay.traces import files_of, read
+from pipelines.replay.engine import Simulator, Trace
 from pipelines.reports import Step
 
 NAMES: Final = ("frozen", "first", "adaptive", "refit")

@@ -25,7 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from decoder.contracts.errors import SettingsError, TraceError
 from decoder.contracts.features import FloatArray
 from decoder.policy.pricing import MAX_TOKENS, CostTable
-from pipelines.lab.replay.traces import Trace, fraction
+from pipelines.lab.replay.traces import fraction
+from pipelines.replay.engine import Trace
 
 KINDS: Final[Mapping[str, list[str]]] = tomllib.loads(
     (Path(__file__).parent / "kinds.toml").read_text(encoding="utf-8")

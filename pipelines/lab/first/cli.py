@@ -49,8 +49,8 @@ def bootstrap(
     from pipelines.embedded import load_tokenizer
     from pipelines.lab.first import make
     from pipelines.lab.replay import recording
-    from pipelines.lab.replay.engine import Simulator
     from pipelines.lab.replay.traces import files_of
+    from pipelines.replay.engine import Simulator
     from pipelines.reports import Shown, atomic_write
 
     if not (traces or (made := recording.folder_of()).is_dir()):

@@ -16,9 +16,9 @@ from decoder.contracts.errors import TraceError
 from decoder.engines.reference.method import Method
 from decoder.settings import WHOLE_FACTOR
 from learner.rows import Rows, hash_id, joined
-from pipelines.lab.replay.engine import Simulator, drawn_acceptance
 from pipelines.lab.replay.study import CONTEXT, survival, teachers, with_longer_drafts
-from pipelines.lab.replay.traces import Trace, read, some_sessions
+from pipelines.lab.replay.traces import read, some_sessions
+from pipelines.replay.engine import Simulator, Trace, drawn_acceptance
 from pipelines.reports import Step
 
 ALLOWED: Final = ("MIT", "Apache-2.0")

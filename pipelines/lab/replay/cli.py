@@ -67,8 +67,8 @@ def replay(
     from pipelines.embedded import load_tokenizer
     from pipelines.lab.replay import study
     from pipelines.lab.replay.costs import measured
-    from pipelines.lab.replay.engine import Simulator
     from pipelines.policy.moves import load_policy
+    from pipelines.replay.engine import Simulator
     from pipelines.reports import Shown
 
     if traces and prompts is not None:

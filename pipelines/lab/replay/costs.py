@@ -14,10 +14,9 @@ from typing import Any, Final
 
 from decoder.contracts.errors import SettingsError
 from decoder.policy.pricing import CostTable
+from pipelines.replay.rules import ALONE
 
 SHIPPED: Final = Path(__file__).with_name("h100-8b.json")
-ALONE: Final = ("greedy", "eagle3")
-"""Rules that no router decides."""
 
 
 def cost_table(

@@ -13,9 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from decoder.contracts.errors import TraceError
+from learner.home import lock
 from pipelines import embedded, machine
 from pipelines.lab.drafter.compose import FEW, load, write
-from pipelines.lab.replay.traces import Trace, read
+from pipelines.lab.replay.traces import read
+from pipelines.replay.engine import Trace
 from pipelines.reports import Step, write_text
 
 AT_ONCE: Final = 16
@@ -41,9 +44,22 @@ def folder_of() -> Path:
 
 def record(sets: Sets, step: Step) -> Path:
     """The folder that holds recordings of ``sets``, made as far as they are not there yet; takes
-    about two seconds a recording on two cores."""
+    about two seconds a recording on two cores.
+
+    Raises:
+        TraceError: another process records there: each would write over what the other recorded.
+    """
     folder = folder_of()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with lock(folder):
+            return _record(folder, sets, step)
+    except BlockingIOError as error:
+        raise TraceError(
+            f"another hvd replay records in {folder}: run this again when that has ended."
+        ) from error
+
+
+def _record(folder: Path, sets: Sets, step: Step) -> Path:
     missing = {name: _missing(folder / f"{name}.jsonl", wanted) for name, wanted in sets.items()}
     whole, done = sum(map(len, missing.values())), 0
     if not whole:

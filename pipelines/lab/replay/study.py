@@ -23,36 +23,22 @@ from rich.table import Table
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import SettingsError, TraceError
 from decoder.contracts.features import FloatArray
-from decoder.core.guards.floor import Floor
 from decoder.engines.reference.method import Method, method
 from decoder.policy.estimate import PAPER_THRESHOLD
 from learner import train
 from learner.rows import Rows, joined
 from pipelines.lab.replay import recording
-from pipelines.lab.replay.engine import Prices, Simulator, foreseen
-from pipelines.lab.replay.traces import Parts, Trace, read, split
+from pipelines.lab.replay.traces import Parts, read, split
 from pipelines.prompts import fitting, read_folder
+from pipelines.replay.engine import Prices, Simulator, Trace, foreseen
+from pipelines.replay.rules import HYBRID, by_trace, spent_by_rule
 from pipelines.reports import Step
 from pipelines.stats import Spent, against_best
 from pipelines.workloads import prompt_sets
 
-HYBRID: Final = "hybrid"
 ORACLE: Final = "oracle"
 SHOWN: Final = ("hybrid", "oracle", "suffix")
 """Rules in the table, which fits 80 columns; the JSON holds all."""
-LONGER: Final = 2.0
-"""Tokens of a cache draft for each one matched, where a name ends in ``@2``."""
-
-
-def rivals(model_len: int) -> dict[str, Method]:
-    """Every fixed rule, and counting that learns as it goes, by name."""
-    plain = ("greedy", "suffix", "frequency", "match4")
-    found = {name: method(name) for name in (*plain, "buckets")}
-    for name in plain[1:]:
-        found[f"{name}@2"] = replace(method(name), draft_factor=LONGER)
-    for k in range(1, model_len + 1):
-        found[f"eagle3:{k}"] = replace(method("eagle3"), model_limit=k)
-    return found
 
 
 def over_greedy(spent: Mapping[str, Spent]) -> dict[str, float]:
@@ -65,29 +51,15 @@ def ruled(
     traces: Sequence[Trace], policy: Policy, simulator: Simulator, warm_up: Sequence[Trace] = (),
     router_us: Callable[[str], float] = lambda rule: 0.0,
 ) -> dict[str, Spent]:  # fmt: skip
-    """Tokens and time of each recording by rule, in the unit of the cost table: one set by every
-    rival, by the hybrid that decides by ``policy``, with the floor that a worker gives a learned
-    one, and in hindsight. ``router_us`` is what deciding adds to each cycle of a rule."""
+    """:func:`spent_by_rule`, and what the best choice of each cycle would have made."""
     n, warm, every = len(traces), len(warm_up), [*warm_up, *traces]
     settings, mean = simulator.settings, simulator.model_mean
-    spent = dict[str, Spent]()
-    for name, by in {**rivals(settings.model_draft_tokens), HYBRID: Method(HYBRID, policy)}.items():
-        learned = name == HYBRID and policy.kind == "survival"
-        cycles, _ = simulator.decode(traces, by, warm_up, floor=Floor(True) if learned else None)
-        times = cycles.times(simulator.costs) + router_us(name)
-        spent[name] = _of(cycles.trace, n, cycles.committed, times)
+    spent = spent_by_rule(traces, policy, simulator, warm_up, router_us)
     prices = [Prices(simulator.costs, settings)] * len(every)
     best = list(foreseen(every, prices, settings, mean, warm))
     index = np.array([c.trace - warm for c, _ in best], np.int64)
-    spent[ORACLE] = _of(index, n, [c.committed for c, _ in best], [time for _, time in best])
+    spent[ORACLE] = by_trace(index, n, [c.committed for c, _ in best], [time for _, time in best])
     return spent
-
-
-def _of(trace: Any, n: int, tokens: Any, time: Any) -> Spent:
-    return (
-        np.bincount(trace, tokens, n).astype(np.float64),
-        np.bincount(trace, time, n).astype(np.float64),
-    )
 
 
 def summary(sets: Mapping[str, Mapping[str, Spent]]) -> dict[str, Any]:

@@ -22,34 +22,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decoder.contracts.errors import TraceError
 from pipelines.prompts import Message
-
-Ids = NDArray[np.int32]
+from pipelines.replay.engine import ALLOWED, Ids, Trace
 
 BATCH: Final = 64
 """Lines between two words on how far it is."""
-ALLOWED: Final = 1024
-"""Output tokens a request may make where the recording does not say."""
-
-
-@dataclass(frozen=True)
-class Trace:
-    """One recorded generation as token ids. ``session`` keeps turns of one dialogue together."""
-
-    session: str
-    prompt: Sequence[int] | Ids
-    output: Sequence[int] | Ids
-    workload: str = ""
-    allowed: int = ALLOWED
-    """Output tokens the request might have made. Never the recorded length itself: a feature or a
-    draft cut by it would tell the label where the output ends."""
-    model_accepted: Sequence[int] | Ids | None = None
-    """At each output position, the model draft's accepted length there; None where not recorded."""
-    licence: str = ""
-    """What the line names as ``license``."""
 
 
 @dataclass

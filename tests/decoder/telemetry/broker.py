@@ -69,7 +69,7 @@ def send(kafka: KafkaSettings, topic: str, *values: bytes | None, **where: Any) 
     """Put ``values`` onto a topic, and wait until they lie there."""
     with closing(open_producer(kafka, "test", bootstrap_timeout_ms=60_000)) as producer:
         for sent in [producer.send(topic, value=value, **where) for value in values]:
-            sent.get(60)
+            sent.get(300)
 
 
 def batches(kafka: KafkaSettings) -> list[EventBatch]:

@@ -9,7 +9,8 @@ from decoder.telemetry.ring import FULL, HEAD, NAMES, ROW, SETTLED, SPELLED, UNR
 
 
 def write(ring: Ring, *events: DraftEvent) -> None:
-    """Write a row for each event, as it is."""
+    """Write a row for each event, as it is; readers see all of them at once, as of a step."""
+    head, settled = int(ring.control[HEAD]), int(ring.control[SETTLED])
     for event in events:
         told = event._asdict()
         told |= {name: ring.word(told[name]) for name in SPELLED}
@@ -18,19 +19,18 @@ def write(ring: Ring, *events: DraftEvent) -> None:
         row = np.zeros(1, ROW)
         for name in ROW.names:
             row[name] = 0.0 if told[name] is None else told[name]
-        head = int(ring.control[HEAD])
-        if head - ring.control[SETTLED] < ring.size:  # as the compiled step does
+        if head - settled < ring.size:
             ring.rows[ring.places(head, head + 1)] = row
-            ring.control[HEAD] += 1
+            head += 1
         else:
             ring.control[FULL] += 1
+    ring.control[HEAD] = head
 
 
 def put(ring: Ring, *events: DraftEvent) -> None:
     """The same, each with its number in the life of the ring."""
-    for event in events:
-        made = ring.control[HEAD] + ring.control[FULL] + ring.control[UNREADABLE]
-        write(ring, event._replace(number=int(made)))
+    made = int(ring.control[HEAD] + ring.control[FULL] + ring.control[UNREADABLE])
+    write(ring, *(event._replace(number=made + n) for n, event in enumerate(events)))
 
 
 def ring_of(*events: DraftEvent, size: int = 4096) -> Ring:

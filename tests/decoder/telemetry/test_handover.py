@@ -146,10 +146,12 @@ PARENT = """
 import os, sys, time
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
+from decoder.telemetry import handover
 from decoder.telemetry.handover import Handover
 from decoder.telemetry.ring import BEAT, Ring
 from tests.contracts.test_events import EVENT, ORIGIN
 from tests.decoder.telemetry.telling import put
+handover.LAST_S = float(sys.argv[3])
 ring = Ring(10_000)
 kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
 handover = Handover(kafka, ring, ORIGIN, lambda: WorkerStatus(process="w", scope="s", time=1.0))
@@ -175,7 +177,7 @@ def test_no_carrier_outlives_its_parent_and_what_waits_is_sent_or_said(
     nobody = f"127.0.0.1:{machine.free_port()}"
     servers = kafka.bootstrap_servers if there else nobody
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, servers, str(int(there))],
+        [sys.executable, "-c", PARENT, servers, str(int(there)), "300" if there else "1"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True,
     ) as parent:  # fmt: skip
         assert parent.stdout is not None and parent.stderr is not None
@@ -185,8 +187,8 @@ def test_no_carrier_outlives_its_parent_and_what_waits_is_sent_or_said(
         else:
             os.killpg(parent.pid, signal.SIGINT)
             os.killpg(parent.pid, signal.SIGTERM)
-        parent.wait(60)
-        carrier.wait(60)
+        parent.wait(300)
+        carrier.wait(300)
         said = parent.stderr.read()
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()

@@ -7,6 +7,7 @@ import json
 import pkgutil
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -25,11 +26,19 @@ from pipelines.demo.run import (
     is_over,
     outcome,
     status_line,
-    traffic_seconds,
+    timing,
     write,
 )
-from pipelines.demo.summary import Summary, lesson, summarise
-from pipelines.demo.traffic import FAILURES_ALLOWED, PLANS, Traffic
+from pipelines.demo.summary import Run, Summary, lesson, summarise
+from pipelines.demo.traffic import (
+    FAILURES_ALLOWED,
+    PLANS,
+    Traffic,
+    connected,
+    plain_step_s,
+    planned,
+)
+from pipelines.stack.running import KEY_VARIABLE
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import WORKLOADS, prompts
 from tests.pipelines.watch import records
@@ -48,14 +57,29 @@ def sent(handler, count: int = 1) -> Traffic:
     return traffic
 
 
+def test_traffic_has_the_key_that_the_worker_asks_for_and_goes_by_no_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")  # httpx alone would raise
+    for key, sent_key in (("", None), ("hunter", "Bearer hunter")):
+        monkeypatch.setenv(KEY_VARIABLE, key)
+        with connected("http://127.0.0.1:8000") as client:
+            assert client.headers.get("Authorization") == sent_key and not client.trust_env
+
+
 def test_a_request_names_its_workload_and_decodes_greedily() -> None:
     seen = []
 
     def handler(request: httpx.Request) -> httpx.Response:
         seen.append((request.url.path, json.loads(request.content)))
-        return httpx.Response(200, json={"usage": {"completion_tokens": 12}})
+        choice = {"token_ids": [7, 8]}
+        told = {"usage": {"completion_tokens": 12}, "choices": [choice]}
+        return httpx.Response(200, json=told | {"prompt_token_ids": [1, 2, 3]})
 
-    assert sent(handler).counts == {"answered": 1, "tokens": 12}
+    traffic = sent(handler)
+    assert traffic.counts == {"answered": 1, "tokens": 12}
+    ((answer,),) = traffic.answers.values()
+    assert (answer.prompt, answer.output, answer.workload) == ([1, 2, 3], [7, 8], "chat")
     ((path, asked),) = seen
     assert path == "/v1/chat/completions"
     assert asked["vllm_xargs"] == {"hvd_workload": "chat"}
@@ -79,10 +103,53 @@ def test_a_failed_request_is_counted_and_many_in_a_row_end_the_run(response, wor
         sent(handler, FAILURES_ALLOWED + 1).check()
 
 
-def test_phases_share_the_time_which_shrinks_with_a_slow_start_unless_it_was_asked_for() -> None:
-    usual = [traffic_seconds(None, spent) for spent in (30.0, 300.0, 5000.0)]
-    assert usual == [420.0, 240.0, 60.0] and traffic_seconds(15.0, spent=300.0) == 900.0
-    assert sum(plan.share for plan in PLANS) == pytest.approx(1.0)
+@pytest.mark.parametrize("minutes", [1.0, 6.5, 30.0])
+def test_a_slow_machine_leaves_phases_out_and_never_the_records(minutes: float) -> None:
+    everything = {plan.name for plan in PLANS}
+    kept = set(everything)
+    for step_s in (0.001, 0.01, 0.03, 0.08, 0.3, 3.0):
+        plans = planned(step_s, 60.0 * minutes)
+        assert sum(seconds for _, seconds in plans) == pytest.approx(60.0 * minutes)
+        needed = sum(plan.steps for plan, _ in plans) * step_s
+        now = {plan.name for plan, _ in plans}
+        assert now <= kept, "a slower machine has time for no more"
+        assert {"one agent", "conversation", "records"} <= now
+        assert needed <= 60.0 * minutes or len(now) == 3
+        kept = now
+    assert {plan.name for plan, _ in planned(0.001, 60.0 * minutes)} == everything
+    assert "records" not in timing(0.077, 390.0, ["three agents"])
+    assert "three agents" in timing(0.077, 390.0, ["three agents"])
+
+
+def test_a_slow_machines_phases_have_time_for_the_pairs_that_an_interval_takes() -> None:
+    plans = {plan.name: seconds for plan, seconds in planned(0.077, 390.0)}
+    assert plans["records"] > 150.0 and min(plans["one agent"], plans["conversation"]) > 55.0
+
+
+class Clock:
+    """Time that passes only while a worker decodes: a second for what it reads, then its steps."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now, self.step_s, self.asked = 0.0, step_s, list[int]()
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        assert body["vllm_xargs"] == {"hvd_speculate": "off"} and body["ignore_eos"]
+        self.asked.append(body["max_tokens"])
+        self.now += (5.0 if len(self.asked) == 1 else 1.0) + self.step_s * body["max_tokens"]
+        return httpx.Response(200, json={})
+
+
+@pytest.mark.parametrize("step_s", [0.02, 0.077, 3.0])
+def test_a_plain_step_is_timed_without_what_the_first_request_makes_ready(
+    step_s: float, monkeypatch
+) -> None:
+    clock = Clock(step_s)
+    client = partial(httpx.Client, transport=httpx.MockTransport(clock.answer))
+    monkeypatch.setattr("pipelines.demo.traffic.httpx.Client", client)
+    monkeypatch.setattr("pipelines.demo.traffic.time.monotonic", lambda: clock.now)
+    assert plain_step_s("http://worker", "model") == pytest.approx(step_s, rel=0.05)
+    assert step_s < 1.0 or max(clock.asked) < 10, "a worker that takes seconds is not kept busy"
 
 
 def test_a_broken_drafter_is_wrong_about_everything_and_a_mended_one_is_as_it_was() -> None:
@@ -103,13 +170,13 @@ REQUESTS = {"answered": 2, "failed": 0, "tokens": 280}
 
 
 def summary_of(ledger: Ledger, **requests: int) -> Summary:
-    return summarise(ledger, REQUESTS | requests, 1000.0)
+    return summarise(ledger, Run(REQUESTS | requests, 1000.0))
 
 
 def test_figures_are_of_this_run_alone_and_every_comparison_has_its_phases() -> None:
     ledger = recorded()
     ledger.add_status(records.learner_status(1121.0, EVENTS + 1000))
-    found = summarise(ledger, REQUESTS, 1000.0, consumed_before=1000)
+    found = summarise(ledger, Run(REQUESTS, 1000.0, consumed_before=1000))
     summary = json.loads(json.dumps(found, allow_nan=False))
     assert (summary["requests_answered"], summary["requests_failed"]) == (2, 0)
     assert (summary["events_consumed"], summary["events_lost"]) == (EVENTS, 0)
@@ -171,11 +238,11 @@ def test_what_became_of_a_policy_that_was_promoted_by_mistake_is_told() -> None:
         ledger.add_status(records.worker_status(1000.0 + second, 1, fallback=fallback, **changes))
     found = outcome(ledger, 3) | {"why": "it was slower"}
     assert (found["relieved_s"], found["taken_back_s"], found["successor"]) == (65.0, 80.0, 1)
-    told = summarise(ledger, REQUESTS, 1000.0, mistake=found)["sentences"][3]
+    told = summarise(ledger, Run(REQUESTS, 1000.0, mistake=found))["sentences"][3]
     assert "Version 3" in told and "after 65 seconds" in told and "it was slower" in told
     assert "No bad policy" in summary_of(recorded())["sentences"][3]
     for came in (outcome(recorded(version=3), 3), outcome(recorded(), 3)):
-        told = summarise(ledger, REQUESTS, 1000.0, mistake=came)["sentences"][3]
+        told = summarise(ledger, Run(REQUESTS, 1000.0, mistake=came))["sentences"][3]
         assert ("nothing took it back" if came["in_force"] else "no worker took it in") in told
 
 
@@ -196,7 +263,7 @@ def test_the_learners_phase_sets_what_was_foreseen_beside_what_came_before_and_a
     assert (found["version"], found["after_s"]) == (2, 30.0)
     assert found["before"] == {"drafts": 120, "foreseen": 3.0, "accepted": 5.0, "off": 2.0}
     assert found["after"] == {"drafts": 160, "foreseen": 4.5, "accepted": 5.0, "off": 0.5}
-    told = summarise(ledger, REQUESTS, 1000.0, lesson=found)["sentences"][2]
+    told = summarise(ledger, Run(REQUESTS, 1000.0, lesson=found))["sentences"][2]
     for word in ("3.00 accepted", "5.00 came", "off by 2.00", "version 2", "after 30 seconds"):
         assert word in told
     assert "evidence of 31 clusters" in told and "4.50" in told and "off by 0.50" in told
@@ -205,10 +272,10 @@ def test_the_learners_phase_sets_what_was_foreseen_beside_what_came_before_and_a
     for one, phase in ((by_hand, RECORDS), (ledger, replace(RECORDS, ended=1050.0))):
         none = lesson(one, phase) | {"answers": 70}
         assert none["after"] is none["version"] is none["after_s"] is None
-        told = summarise(one, REQUESTS, 1000.0, lesson=none)["sentences"][2]
+        told = summarise(one, Run(REQUESTS, 1000.0, lesson=none))["sentences"][2]
         assert "cannot be told yet, after 70 answers; in simulation it took up to 120" in told
     nothing = lesson(Ledger(WORKER), RECORDS) | {"answers": 0}
-    assert summarise(Ledger(WORKER), REQUESTS, 1000.0, lesson=nothing)["sentences"]
+    assert summarise(Ledger(WORKER), Run(REQUESTS, 1000.0, lesson=nothing))["sentences"]
 
 
 def test_the_learners_phase_lasts_until_its_policy_has_foreseen_drafts_enough() -> None:

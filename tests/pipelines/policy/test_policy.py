@@ -21,6 +21,7 @@ from pipelines.demo.run import promote
 from pipelines.policy import command
 from pipelines.policy.moves import load_policy
 from tests.conftest import random_policy
+from tests.learner.conftest import copied
 from tests.learner.stage import client_of
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend
@@ -32,16 +33,24 @@ NAME = "hvd-payoff-llama-eagle3-01234567"
 LEARNED = {"origin": "learner", "verdict": "faster", "target": "llama", "drafter": "eagle3"}
 
 
-@pytest.fixture
-def held(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Registry:
+@pytest.fixture(scope="module")
+def promoted(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three versions; the learner promoted the first, and then the second."""
-    monkeypatch.setenv("HVD_LEARNER_MLFLOW_TRACKING_URI", registry.tracking_uri)
-    monkeypatch.setenv("LOGNAME", "anna")
+    registry = copied(empty_store, tmp_path_factory.mktemp("promoted") / "mlruns")
     registry.register(frequency_policy(SCOPE), tags={**LEARNED, "origin": "first"})
     registry.move(SCOPE, "champion", 1, "learner", "the first")
     registry.register(random_policy(1, SCOPE), {"champion": 1}, {"rate_gain": 0.05}, LEARNED)
     registry.move(SCOPE, "champion", 2, "learner", "won")
     registry.register(random_policy(2, SCOPE), tags={"origin": "experiment"})
+    return Path(registry.tracking_uri.removeprefix("sqlite:///"))
+
+
+@pytest.fixture
+def held(promoted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """A copy of these for a test of its own."""
+    registry = copied(promoted, tmp_path / "mlruns")
+    monkeypatch.setenv("HVD_LEARNER_MLFLOW_TRACKING_URI", registry.tracking_uri)
+    monkeypatch.setenv("LOGNAME", "anna")
     return registry
 
 

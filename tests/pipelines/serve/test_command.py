@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pipelines import embedded, machine
 from pipelines.serve.command import (
     METRICS_VARIABLE,
     MIDDLEWARE,
+    PLUGIN,
     ServeOptions,
     check,
     chosen,
@@ -189,8 +191,51 @@ def test_a_servers_metrics_begin_at_zero_in_a_folder_of_its_own(
     running = folder.with_name("8125")
     running.mkdir()
     empty_metrics(options, env)
-    assert folder.is_dir() and not any(folder.iterdir())
+    assert [each.name for each in folder.iterdir()] == ["lock"]
     assert running.exists(), "its server may be starting"
+
+
+def test_the_metrics_of_a_living_server_of_the_same_port_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers have one port number in two network namespaces, and may share /dev/shm."""
+    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
+    options = ServeOptions("owner/model", port=8123)
+    (_, first), (_, second) = served(options), served(options)
+    lives = subprocess.Popen(
+        [sys.executable, "-c", LIVES, json.dumps(first), str(tmp_path)], stdout=subprocess.PIPE
+    )
+    with lives:
+        assert lives.stdout is not None and lives.stdout.readline() == b"begun\n"
+        counted = metrics_folder(8123) / "counter_1.db"
+        counted.write_bytes(b"what a living server counts")
+        empty_metrics(options, second)
+        assert counted.exists() and second[METRICS_VARIABLE] == f"{metrics_folder(8123)}-2"
+        assert Path(second[METRICS_VARIABLE]).is_dir()
+        lives.kill()
+    (_, third) = served(options)
+    empty_metrics(options, third)
+    assert not counted.exists() and third[METRICS_VARIABLE] == str(metrics_folder(8123))
+
+
+LIVES = """
+import json, os, pathlib, sys
+from pipelines import machine
+from pipelines.serve.command import ServeOptions, empty_metrics
+machine.SHARED_MEMORY = pathlib.Path(sys.argv[2])
+empty_metrics(ServeOptions("owner/model", port=8123), json.loads(sys.argv[1]))
+os.execv("/bin/sh", ["sh", "-c", "echo begun; exec sleep 600"])
+"""
+"""A server: who empties the folder becomes vLLM, which holds it as long as it runs."""
+
+
+def test_a_vllm_that_loads_named_plugins_alone_loads_ours() -> None:
+    (point,) = entry_points(group="vllm.general_plugins", name=PLUGIN)
+    assert point.value.startswith("decoder.")
+    for given, wanted in (("", PLUGIN), ("a,b", f"a,b,{PLUGIN}"), (PLUGIN, PLUGIN)):
+        _, env = served(ServeOptions("owner/model"), VLLM_PLUGINS=given)
+        assert env["VLLM_PLUGINS"] == wanted
+    assert "VLLM_PLUGINS" not in served(ServeOptions("owner/model"))[1]
 
 
 def test_a_metrics_folder_that_a_person_named_is_left_alone_or_said_to_be_unusable(

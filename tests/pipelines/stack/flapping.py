@@ -12,13 +12,13 @@ from pipelines.stack import processes
 from pipelines.stack.processes import Part, begin
 from pipelines.stack.up import keep
 
-FLAPS = "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(0.05)"
+FLAPS = "sleep 600 & sleep 0.05"
 
 
 def main(folder: Path, seconds: str = "") -> None:
-    code = f"import time; time.sleep({seconds})" if seconds else FLAPS
+    code = f"exec sleep {seconds}" if seconds else FLAPS
     parts = {
-        name: Part(name, (sys.executable, "-c", code, str(folder)), folder / name, lambda: True, 1)
+        name: Part(name, ("sh", "-c", code, str(folder)), folder / name, lambda: True, 1)
         for name in ("one", "two", "three")
     }
     children: dict[str, processes.Child] = {}

@@ -36,7 +36,7 @@ def children() -> Iterator[dict[str, processes.Child]]:
 def part(code: str, folder: Path, name: str = "learner") -> Part:
     """One that serves as soon as it runs, or never where it fails, however long that takes."""
     command = (sys.executable, "-u", "-c", code)
-    return Part(name, command, folder / f"{name}.log", lambda: code != FAILS, 60.0)
+    return Part(name, command, folder / f"{name}.log", lambda: code != FAILS, 600.0)
 
 
 def watching(
@@ -143,7 +143,7 @@ def test_an_interrupt_at_any_moment_leaves_nothing_behind(tmp_path) -> None:
             kept.send_signal(number)
             kept.send_signal(signal.SIGINT)
             kept.stdout.read()
-        _, alive = psutil.wait_procs(below, timeout=30)
+        _, alive = psutil.wait_procs(below, timeout=300)
         assert not alive
         assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in _line(p)]
 
@@ -156,7 +156,7 @@ def test_children_end_when_who_keeps_them_up_is_killed(tmp_path) -> None:
         kept.stdout.readline()
         below = psutil.Process(kept.pid).children()
         kept.kill()
-    _, alive = psutil.wait_procs(below, timeout=60)
+    _, alive = psutil.wait_procs(below, timeout=300)
     assert len(below) == 3 and not alive
 
 

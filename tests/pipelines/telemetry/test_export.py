@@ -18,6 +18,7 @@ from decoder.contracts.events import COLUMNS
 from decoder.contracts.features import FEATURES
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from learner.home import LOCK, lock
 from pipelines import machine
 from pipelines.cli import app
 from pipelines.reports import atomic_write
@@ -38,7 +39,7 @@ def quiet(what: str, done: int, whole: int) -> None:
 def lying_in(folder: Path) -> list[dict[str, Any]]:
     """All rows, the export's note checked against its files."""
     told = json.loads((folder / NOTE).read_text())
-    assert sorted(p.name for p in folder.iterdir()) == sorted([NOTE, *told["files"]])
+    assert {p.name for p in folder.iterdir()} == {NOTE, LOCK, *told["files"]}
     rows = [row for name in told["files"] for row in pq.read_table(folder / name).to_pylist()]
     assert len(rows) == told["rows"]
     return rows
@@ -73,6 +74,18 @@ def test_run_again_it_adds_what_has_come_since(filled: KafkaSettings, tmp_path: 
     further = [("one", n) for n in range(70, 80)] + [("other", n) for n in range(25, 35)]
     assert numbers_in(tmp_path / "out") == sorted(LYING + further)
     assert (found.counts["records"], len(found.files)) == (17, 2)
+
+
+def test_two_exports_into_one_folder_do_not_write_over_each_other(
+    filled: KafkaSettings, tmp_path: Path
+) -> None:
+    with lock(tmp_path), pytest.raises(TraceError, match="another export"):
+        export(filled, tmp_path, quiet)
+    (tmp_path / LOCK).unlink()
+    (tmp_path / "somebody's").write_text("")
+    with pytest.raises(TraceError, match="no export"):
+        export(filled, tmp_path, quiet)
+    assert [each.name for each in tmp_path.iterdir()] == ["somebody's"]
 
 
 def one_by_one(records: Any) -> Any:
@@ -135,7 +148,7 @@ def test_a_folder_of_something_else_is_left_alone_and_no_broker_is_said(tmp_path
         export(nowhere, tmp_path, quiet)
     with pytest.raises(BrokerError, match="start it, or let HVD_KAFKA_BOOTSTRAP_SERVERS name"):
         export(nowhere, tmp_path / "new", quiet)
-    assert not (tmp_path / "new").exists()
+    assert [each.name for each in (tmp_path / "new").iterdir()] == [LOCK]
 
 
 def test_records_that_were_not_asked_for_are_no_sign_of_those_that_were(

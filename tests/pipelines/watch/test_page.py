@@ -228,7 +228,7 @@ def produce(kafka: KafkaSettings, began: float, rates: dict[str, float]) -> None
         send(kafka, topic, *(one.model_dump_json().encode() for one in each), key=b"worker")
 
 
-get = partial(httpx.get, timeout=60.0)
+get = partial(httpx.get, timeout=300.0)
 
 
 def detail(url: str) -> str:

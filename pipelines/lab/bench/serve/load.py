@@ -148,7 +148,7 @@ def run(
     lock, leaving = threading.Lock(), threading.Event()
     # one for all: making another takes as long as a step
     limits = httpx.Limits(max_connections=load.concurrency)
-    client = httpx.Client(base_url=load.url, timeout=load.silence_s, limits=limits)
+    client = httpx.Client(base_url=load.url, timeout=load.silence_s, limits=limits, trust_env=False)
     began = load.clock()
 
     def session(prompt: Prompt) -> list[Reply]:

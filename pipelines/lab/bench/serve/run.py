@@ -104,7 +104,7 @@ class Server:
         """
         asked = f"{self.url}/server_info?config_format=json"
         try:
-            told = httpx.get(asked, timeout=60.0).json()
+            told = httpx.get(asked, timeout=60.0, trust_env=False).json()
             ahead = told["vllm_config"]["scheduler_config"]["async_scheduling"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return ""
@@ -136,7 +136,8 @@ class Server:
         until = clock() + COUNTER_SECONDS
         while True:
             try:
-                page = httpx.get(f"{self.url}/metrics", timeout=60.0).raise_for_status().text
+                asked = httpx.get(f"{self.url}/metrics", timeout=60.0, trust_env=False)
+                page = asked.raise_for_status().text
             except httpx.HTTPError as error:
                 raise ProcessError(f"{self.url}/metrics cannot be read: {error}.") from error
             if (found := parse(page))["tokens"] >= tokens:

@@ -182,7 +182,7 @@ REST = tuple(name for name in ALL if name not in HIT)
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(HIT, marks=[pytest.mark.long, pytest.mark.timeout(1800)], id="some"),
+        pytest.param(HIT, marks=pytest.mark.long, id="some"),
         pytest.param(REST, marks=[pytest.mark.release, pytest.mark.timeout(3000)], id="others"),
     ],
 )

@@ -40,8 +40,8 @@ from pipelines.lab.drift.traffic import (
     misleading,
     traffic,
 )
-from pipelines.lab.replay.engine import Simulator, model_acceptance
 from pipelines.lab.replay.traces import Trace
+from pipelines.replay.engine import Simulator, model_acceptance
 from tests.learner.traffic import Traffic as Taught
 from tests.pipelines.lab.replay.samples import (
     copying_traces,

@@ -19,8 +19,8 @@ from decoder.policy.probes import from_bytes
 from pipelines.cli import app
 from pipelines.lab.first import make
 from pipelines.lab.first.make import read_sets
-from pipelines.lab.replay.engine import drawn_acceptance
 from pipelines.lab.replay.traces import files_of
+from pipelines.replay.engine import drawn_acceptance
 from tests.pipelines.lab.replay.samples import copying_traces, word_tokenizer
 
 LICENCES = {"a": "MIT", "b": "Apache-2.0", "c": "Apache-2.0 (code), CC BY-NC 4.0 (data)"}

@@ -12,8 +12,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from decoder.contracts.errors import ModelError
+from decoder.contracts.errors import ModelError, TraceError
 from decoder.policy.probes import to_bytes
+from learner.home import lock
 from pipelines import embedded, machine
 from pipelines.cli import app
 from pipelines.lab.replay import costs, recording
@@ -165,3 +166,12 @@ def test_recordings_are_made_once_and_can_be_replayed() -> None:
     for trace in traces:
         assert trace.model_accepted is not None
         assert len(trace.model_accepted) == len(trace.output) > 1
+
+
+def test_two_that_record_do_not_write_over_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with lock(recording.folder_of()), pytest.raises(TraceError, match="another hvd replay"):
+        recording.record({}, lambda *_: None)
+    assert recording.record({}, lambda *_: None) == recording.folder_of()

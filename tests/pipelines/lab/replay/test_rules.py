@@ -29,15 +29,16 @@ from decoder.settings import WorkerSettings
 from learner.rows import COLUMNS as ROW_COLUMNS
 from learner.rows import Rows, from_batch, from_events, joined
 from pipelines.lab.replay import study
-from pipelines.lab.replay.engine import (
+from pipelines.lab.replay.study import taught
+from pipelines.lab.replay.traces import Parts, Trace
+from pipelines.replay import rules
+from pipelines.replay.engine import (
     Cycles,
     Prices,
     Simulator,
     foreseen,
     model_acceptance,
 )
-from pipelines.lab.replay.study import taught
-from pipelines.lab.replay.traces import Parts, Trace
 from pipelines.stats import Spent, against_best, interval
 from tests.decoder.simulated import trusting_policy
 from tests.engines.tiny import tiny_engine, tiny_prompt
@@ -109,7 +110,7 @@ LIKE_ANOTHER = {"suffix@2", "match4@2", "eagle3:1", "eagle3:3"}
 
 def every() -> dict[str, Method]:
     return {
-        **{n: by for n, by in study.rivals(4).items() if n not in LIKE_ANOTHER},
+        **{n: by for n, by in rules.rivals(4).items() if n not in LIKE_ANOTHER},
         "arctic": method("arctic"),
         "hybrid": Method("hybrid", first_policy("test")),
         "trusting": Method("trusting", trusting_policy(hazard=0.4, chance=0.9)),

@@ -68,7 +68,7 @@ def test_a_turn_is_what_is_said_between_two_answers_and_answers_are_never_brough
 
 
 def test_as_many_requests_as_asked_for_are_under_way_at_a_time() -> None:
-    barrier = threading.Barrier(3, timeout=30)
+    barrier = threading.Barrier(3, timeout=300)
 
     class Meeting(BaseHTTPRequestHandler):
         def log_message(self, *args: Any) -> None:
@@ -196,8 +196,8 @@ def test_a_benchmark_that_is_killed_leaves_nobody_stopped(servers: list[int]) ->
     script = (
         "import sys, time\n"
         "from pipelines.lab.bench.serve.load import Work, in_slices\n"
-        "works = {int(g): Work(lambda clock: time.sleep(60), int) for g in sys.argv[1:]}\n"
-        "in_slices(works, 60)\n"
+        "works = {int(g): Work(lambda clock: time.sleep(600), int) for g in sys.argv[1:]}\n"
+        "in_slices(works, 600)\n"
     )
     bench = subprocess.Popen([sys.executable, "-c", script, *map(str, servers)])
     until(lambda: STOPPED in states(servers))

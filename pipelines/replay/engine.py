@@ -27,13 +27,34 @@ from decoder.policy.pricing import NOMINAL, CostTable, Floats, part_of
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
 from learner.rows import Rows, from_events
-from pipelines.lab.replay.traces import Ids, Trace
 
 UNLIMITED: Final = 1 << 20
 """Context length of a replay: a recorded output has room, or it would not have been recorded."""
 
 
+Ids = NDArray[np.int32]
 Ints = NDArray[np.int32]
+
+
+ALLOWED: Final = 1024
+"""Output tokens a request may make where the recording does not say."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One recorded generation as token ids. ``session`` keeps turns of one dialogue together."""
+
+    session: str
+    prompt: Sequence[int] | Ids
+    output: Sequence[int] | Ids
+    workload: str = ""
+    allowed: int = ALLOWED
+    """Output tokens the request might have made. Never the recorded length itself: a feature or a
+    draft cut by it would tell the label where the output ends."""
+    model_accepted: Sequence[int] | Ids | None = None
+    """At each output position, the model draft's accepted length there; None where not recorded."""
+    licence: str = ""
+    """What the line names as ``license``."""
 
 
 class Cycle(NamedTuple):
@@ -100,17 +121,25 @@ def constant_acceptance(mean: float, length: int) -> NDArray[np.int32]:
 def drawn_acceptance(
     mean: float, most: int, length: int, rng: np.random.Generator
 ) -> NDArray[np.int32]:
-    """Accepted lengths [length] of drafts of ``most`` tokens by a drafter that may be wrong about
-    each token with the same chance, so that ``mean`` of them are accepted.
+    """:func:`drawn_by_place` of a drafter whose chance is the same at each of ``most`` places, so
+    that ``mean`` tokens of a draft are accepted."""
+    return drawn_by_place([chance_of(mean, most)] * most, length, rng)
 
-    A token is right or wrong for every draft that reaches it: neighbouring positions agree, as
-    those of a real drafter do.
+
+def drawn_by_place(
+    chances: Sequence[float], length: int, rng: np.random.Generator
+) -> NDArray[np.int32]:
+    """Accepted lengths [length] of drafts by a drafter that is right about the token at each place
+    of a draft with these ``chances``, given that it was right about those before it.
+
+    Each token of the text is easy or hard for every draft that reaches it: neighbouring positions
+    agree, as those of a real drafter do.
     """
-    right = rng.random(length + most) < chance_of(mean, most)
+    hard = rng.random(length + len(chances))
     accepted = np.zeros(length, np.int32)
     alive = np.ones(length, np.bool_)
-    for ahead in range(most):
-        alive &= right[ahead : ahead + length]
+    for ahead, chance in enumerate(chances):
+        alive &= hard[ahead : ahead + length] < chance
         accepted += alive
     return accepted
 

@@ -1,0 +1,75 @@
+"""Every rule that a policy is compared with, and what each makes of the same recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from decoder.contracts.bundle import Policy
+from decoder.core.guards.floor import Floor
+from decoder.engines.reference.method import Method, method
+from pipelines.replay.engine import Simulator, Trace
+from pipelines.reports import Step
+from pipelines.stats import Spent
+
+HYBRID: Final = "hybrid"
+ALONE: Final = ("greedy", "eagle3")
+"""Rules that no router decides."""
+LONGER: Final = 2.0
+"""Tokens of a cache draft for each one matched, where a name ends in ``@2``."""
+
+
+def rivals(model_len: int) -> dict[str, Method]:
+    """Every fixed rule, and counting that learns as it goes, by name."""
+    plain = ("greedy", "suffix", "frequency", "match4")
+    found = {name: method(name) for name in (*plain, "buckets")}
+    for name in plain[1:]:
+        found[f"{name}@2"] = replace(method(name), draft_factor=LONGER)
+    for k in range(1, model_len + 1):
+        found[f"eagle3:{k}"] = replace(method("eagle3"), model_limit=k)
+    return found
+
+
+def spent_by_rule(
+    traces: Sequence[Trace], policy: Policy, simulator: Simulator, warm_up: Sequence[Trace] = (),
+    router_us: Callable[[str], float] = lambda rule: 0.0, step: Step = lambda what, done, n: None,
+) -> dict[str, Spent]:  # fmt: skip
+    """Tokens and time of each recording by every rival, and by the hybrid that decides by
+    ``policy``, with the floor that a worker gives a learned one; in the unit of the cost table.
+    ``router_us`` is what deciding adds to each cycle of a rule."""
+    spent = dict[str, Spent]()
+    rules = {**rivals(simulator.settings.model_draft_tokens), HYBRID: Method(HYBRID, policy)}
+    for done, (name, by) in enumerate(rules.items()):
+        step("decoding by every rule, in virtual time", done, len(rules))
+        learned = name == HYBRID and policy.kind == "survival"
+        cycles, _ = simulator.decode(traces, by, warm_up, floor=Floor(True) if learned else None)
+        times = cycles.times(simulator.costs) + router_us(name)
+        spent[name] = by_trace(cycles.trace, len(traces), cycles.committed, times)
+    return spent
+
+
+def by_trace(trace: Any, n: int, tokens: Any, time: Any) -> Spent:
+    """Sums of ``tokens`` and ``time`` of cycles by their recording, each float64 [n]."""
+    tokens, time = (np.bincount(trace, each, n).astype(np.float64) for each in (tokens, time))
+    return tokens, time
+
+
+NAMES: Final = {
+    "greedy": "plain decoding",
+    "suffix": "stock suffix decoding",
+    "frequency": "counted frequency",
+    "match4": "matches of four tokens",
+    "buckets": "counts by source and length",
+}
+
+
+def name_of(rule: str) -> str:
+    """One of :func:`rivals` in words."""
+    rule, _, twice = rule.partition("@")
+    rule, _, tokens = rule.partition(":")
+    if tokens:
+        return f"EAGLE3 decoding of {tokens} token{'s' * (tokens != '1')}"
+    return NAMES[rule] + " with drafts twice as long" * bool(twice)
