@@ -148,14 +148,8 @@ def opener(kind: type[T]) -> Callable[[Any], T]:
         return value_of(opened)
 
     made: Any = intrinsic(lambda _, handle: (opened(handle), generate))
-    made.sources = {repr(_fields_of(opened)), *code_files.dependencies(opener)}
+    made.sources = {repr(code_files.of_type(opened)), *code_files.dependencies(opener)}
     return cast("Callable[[Any], T]", made)
-
-
-def _fields_of(kind: Any) -> tuple[Any, ...]:
-    """A named tuple's type with its field names, which the type's own text leaves out."""
-    parts = [_fields_of(part) if hasattr(part, "fields") else repr(part) for part in kind.types]
-    return (repr(kind), kind.fields, *parts)
 
 
 def compilable(*functions: Any) -> None:
