@@ -21,7 +21,7 @@ from decoder.contracts.errors import BrokerError, ContractError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TRIALS
 from decoder.contracts.trials import decode_round
-from decoder.trial.effect import UNKNOWN
+from decoder.experiment.effect import UNKNOWN
 from learner.comparison import SHARE, Comparison, Outcome
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.publish import PolicyPublisher

@@ -43,11 +43,11 @@ from decoder.core.table import DRAFTED_AT, LENGTH, UNSETTLED
 from decoder.core.underway import Underway
 from decoder.drafting.drafts import STOCK, Limits
 from decoder.drafting.suffix import SuffixCache
+from decoder.experiment.interleaver import Interleaver
+from decoder.experiment.variants import Variant
 from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps
 from decoder.policy.rule import MODEL, Arms
 from decoder.telemetry.ring import HEAD, SETTLED
-from decoder.trial.sides import Side
-from decoder.trial.turns import Turns
 
 __all__ = ["Committed", "Counters", "Decision", "DraftRouter", "RequestOptions", "Sink"]
 
@@ -56,7 +56,7 @@ class DraftRouter(Following):
     """Chooses drafts for the requests of one worker and labels every cache draft it saw.
 
     ``policy`` may be replaced by another thread at any time: it is read once a step, so a step
-    never mixes two policies and a swap waits for nothing. ``turns``, where there are any, say
+    never mixes two policies and a swap waits for nothing. ``interleaver``, where there are any, say
     which steps another side decides.
     """
 
@@ -72,7 +72,7 @@ class DraftRouter(Following):
         longest: int = MAX_DRAFT,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
-        turns: Turns | None = None,
+        interleaver: Interleaver | None = None,
         choice: Callable[..., Chosen] = choose,
     ) -> None:
         """Put a router together.
@@ -84,14 +84,14 @@ class DraftRouter(Following):
             costs: the live table; None for nominal costs that never change.
             floor: None lets the policy have its way whatever it costs, looks at nothing, and never
                 sleeps.
-            turns: of the sides that are compared; None compares none.
+            interleaver: of the sides that are compared; None compares none.
             choice: a rival's rule in the place of :func:`decoder.core.choice.choose`.
         """
         # A first policy was made with drafters of its own: it knows nothing of this one.
         known = policy.model_payoff if policy.role != FIRST else 0.0
         k = min(model_draft_tokens, longest) if has_model else 0
         super().__init__(cache, sink, ModelArm(known or START, k), k)
-        self.policy, self.turns, self.floor = policy, turns, floor
+        self.policy, self.interleaver, self.floor = policy, interleaver, floor
         self.costs = costs or LiveCosts(live=False)
         self.rate = LiveRate()
         self._classes = np.ascontiguousarray(token_classes, np.float32)
@@ -131,7 +131,7 @@ class DraftRouter(Following):
         self._last = max(step_tokens, 1), ran.drafted
         rows, known = len(outcomes.names), self.counters.tokens
         slots = self.table.of(outcomes.names)
-        compared = self.turns is not None and self.turns.dealing
+        compared = self.interleaver is not None and self.interleaver.comparing
         made, sums = self._take(outcomes, slots.copy(), step_tokens, step_us, compared)
         closed, brought, closed_verified, verified, foretold = sums
         decoding_alone = step_tokens == rows + verified
@@ -141,15 +141,15 @@ class DraftRouter(Following):
             beside = max(step_tokens - rows - verified, 0)
             self._reckon(brought - closed, closed_verified, ran, rows, beside)
         now = self.underway.spent(began)
-        if ran.decided and rows and self.turns is not None and compared:
+        if ran.decided and rows and self.interleaver is not None and compared:
             came = ran.came_to(
                 self.costs.table, outcomes.names, verified, self.counters.tokens - known, step_us,
                 now, usual,
             )  # fmt: skip
             if ran.side is not None:
                 groups, sessions = self.table.shared(outcomes.names, slots, made)
-                came = came._replace(groups=groups, sessions=sessions, foretold=foretold)
-            self.turns.book(ran.side, came, decoding_alone)
+                came = came._replace(groups=groups, sessions=sessions, predictable=foretold)
+            self.interleaver.record_step(ran.side, came, decoding_alone)
 
     def _reckon(self, drafted: int, verified: int, ran: Underway, rows: int, beside: int) -> None:
         """Let rate and pause know what the champion's step of ``rows`` requests brought for its
@@ -188,21 +188,21 @@ class DraftRouter(Following):
         """
         began = self.underway.begin()
         champion = self.policy
-        side = self.turns.next(champion) if self.turns is not None else None
+        side = self.interleaver.next_variant(champion) if self.interleaver is not None else None
         try:
             return self._choose(began, side, champion, names, most, unread, others, beside)
         except Exception:
-            if side is None or self.turns is None or side.name == CHAMPION:
+            if side is None or self.interleaver is None or side.name == CHAMPION:
                 raise
             # What it did to this step it would do to the next: its block would never end.
             self._complaints.exception(f"the side {side.name!r} plays no more: it could not choose")
-            self.turns.fail(side)
+            self.interleaver.disable(side)
         return self._choose(began, None, champion, names, most, unread, others, beside)
 
     def _choose(
         self,
         began: float,
-        side: Side | None,
+        side: Variant | None,
         champion: Policy,
         names: Sequence[str],
         most: int | None,
@@ -211,7 +211,7 @@ class DraftRouter(Following):
         beside: int,
     ) -> Decisions:
         cache, table = self.cache, self.table
-        shown = side.shown if side is not None else "worker"
+        shown = side.draft_source if side is not None else "worker"
         awake = self.pause is None or self.pause.awake
         if awake and cache is not None:
             cache.index()

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from decoder.experiment.block import StepOutcome
+from decoder.experiment.variants import Variant
 from decoder.policy.pricing import CostTable, step_time
-from decoder.trial.block import Made
-from decoder.trial.sides import Side
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Underway:
     ``since`` is when that began, or was last booked, 0 where it does nothing.
     """
 
-    side: Side | None = None
+    side: Variant | None = None
     asked: int = 0  # requests of the choice
     drafted: int = 0  # tokens that the model drafter makes
     began: float = 0.0
@@ -79,7 +79,7 @@ class Underway:
         step_us: float,
         until: float,
         usual: bool,
-    ) -> Made:
+    ) -> StepOutcome:
         """What the step of ``names`` came to that verified ``drafts`` tokens, as a trial books it,
         but for its groups and sessions.
 
@@ -89,7 +89,7 @@ class Underway:
         cost_us = step_time(table, rows, drafts, self.drafted)
         late_us = 0.0 if usual else max(step_us - cost_us, 0.0)
         us = step_us
-        if self.side is None or self.side.shown != "none":
+        if self.side is None or self.side.draft_source != "none":
             us = (until - self.began) * 1e6 - self.unpaid_us
             cost_us += table.proposing(rows)
-        return Made(tokens, tuple(names), us, cost_us, late_us, {})
+        return StepOutcome(tokens, tuple(names), us, cost_us, late_us, {})

@@ -30,9 +30,9 @@ from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.trials import Round
+from decoder.experiment.interleaver import FinishedRound, Interleaver
 from decoder.telemetry.books import Accounts, Fates
 from decoder.telemetry.ring import BEAT, FULL, HEAD, UNREADABLE, Ring
-from decoder.trial.turns import Played, Turns
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ SILENT_TURNS: Final = 60
 
 
 class Handover:
-    """Has what is in ``ring`` sent, rounds of ``turns``, and each second what ``status`` says."""
+    """Has what is in ``ring`` sent, rounds, and a status each second."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Handover:
         ring: Ring,
         origin: Origin,
         status: Callable[[], WorkerStatus],
-        turns: Turns | None = None,
+        interleaver: Interleaver | None = None,
         per_second: float = 0.0,
     ) -> None:
         """Hand over from :meth:`start` on.
@@ -66,7 +66,12 @@ class Handover:
             status: builds the worker's status record, in this thread.
             per_second: events that may be sent, about; 0 for any number.
         """
-        self._ring, self._origin, self._status, self._turns = ring, origin, status, turns
+        self._ring, self._origin, self._status, self._interleaver = (
+            ring,
+            origin,
+            status,
+            interleaver,
+        )
         told = {
             "kafka": json.loads(kafka.model_dump_json()), "fd": ring.fd, "size": ring.size,
             "origin": [origin.scope, origin.worker, origin.life, origin.target, origin.drafter],
@@ -131,7 +136,7 @@ class Handover:
         books.in_doubt += max(books.end - books.settled, 0)
         books.failed += int(self._ring.control[HEAD]) - books.settled
         self._ring.say(books)
-        self._lost += len(self._turns.rounds) if self._turns is not None else 0
+        self._lost += len(self._interleaver.rounds) if self._interleaver is not None else 0
 
     def _do(self, what: Callable[[], None]) -> None:
         """Whatever it comes to, something is left to be done, or to be accounted for."""
@@ -168,7 +173,9 @@ class Handover:
 
     def _tell(self) -> None:
         """Hand over rounds, and a status, as far as the carrier reads them."""
-        rounds = self._turns.rounds if self._turns is not None else deque[Played]()
+        rounds = (
+            self._interleaver.rounds if self._interleaver is not None else deque[FinishedRound]()
+        )
         while rounds:
             line = self._line(b"R", partial(round_of, rounds[0], self._origin))
             if line and not self._send(line):
@@ -249,10 +256,10 @@ class Handover:
         )
 
 
-def round_of(played: Played, origin: Origin) -> Round:
+def round_of(played: FinishedRound, origin: Origin) -> Round:
     """The record of a finished round."""
     return Round(
         scope=origin.scope, worker=origin.worker, life=origin.life, number=played.number,
-        time=played.time, unit=played.unit,
-        blocks=tuple(account.block() for account in played.accounts),
+        time=played.time, unit=played.cluster,
+        blocks=tuple(account.block() for account in played.blocks),
     )  # fmt: skip

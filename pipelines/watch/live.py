@@ -23,7 +23,7 @@ from decoder.contracts.redacted import for_anybody
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.policy.first import first_or_counting
-from decoder.trial.effect import FEWEST
+from decoder.experiment.effect import FEWEST
 from learner.page import handler
 from pipelines import machine
 from pipelines.watch.ledger import LEARNED, Ledger, Observer

@@ -66,7 +66,7 @@ def end(worker: Any) -> dict[str, Any]:
         told["cycles"], told["accepted"] = dict(counters.cycles), dict(counters.accepted)
         told["events"] = len(_seen["ring"])
         told["versions"] = ours.router.policy.version
-        told["sides"] = {name: sums.tokens for name, sums in ours.router.turns.sums.items()}
+        told["sides"] = {name: sums.tokens for name, sums in ours.router.interleaver.totals.items()}
     return told
 
 
