@@ -28,7 +28,7 @@ from decoder.engines.vllm.profile import profile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import longest_draft
 from decoder.engines.vllm.v1 import around as v1
-from decoder.engines.vllm.v1.sampling import mend_sampling
+from decoder.engines.vllm.v1.sampling import patch_sampling
 from decoder.scope_id import readable, scope_of
 from decoder.settings import WorkerSettings
 from decoder.telemetry import mapped
@@ -90,7 +90,7 @@ def register() -> None:
         log.info("names are hashed under a new key: set %s to keep pseudonyms comparable", VARIABLE)
     mapped.install()
     orphans.watch()
-    mend_sampling()
+    patch_sampling()
     hooks.install({**AROUND, "load_model": functools.partial(_load_model, settings)})
 
 
