@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.admission import Admission, check_pace
+from decoder.admission import Admission, check_size
 from decoder.contracts.bundle import TRIAL, Policy, frequency_policy
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.events import Origin
@@ -166,16 +166,16 @@ def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
                 "HVD_WORKER_POLICY_FILE, or unset it."
             ) from error
         chosen = from_bytes(data, scope)
-        check_pace(chosen)
+        check_size(chosen)
         return replace(chosen, scope=scope)
     return frequency_policy(scope) if settings.start == "counting" else first_or_counting(scope)
 
 
-def _sides(settings: WorkerSettings, has_model: bool) -> tuple[str, ...]:
-    """Those of the settings that this engine can play."""
-    if MODEL in settings.sides and not has_model:
-        log.warning("there is no model drafter: the side %r is left out", MODEL)
-    return tuple(name for name in settings.sides if has_model or name != MODEL)
+def _variants(settings: WorkerSettings, has_model: bool) -> tuple[str, ...]:
+    """Variants of the settings that this engine can run."""
+    if MODEL in settings.variants and not has_model:
+        log.warning("there is no model drafter: the variant %r is left out", MODEL)
+    return tuple(name for name in settings.variants if has_model or name != MODEL)
 
 
 def make_worker(
@@ -204,9 +204,9 @@ def make_worker(
         router.policy = policy
 
     admission = Admission(scope, apply, policy)
-    sides = _sides(settings, has_model)
+    variants = _variants(settings, has_model)
     interleaver = Interleaver(
-        sides,
+        variants,
         settings.holdout,
         admission.held,
         first_or_counting(scope),

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from decoder.contracts.errors import EngineError, ProcessError, SettingsError
-from decoder.contracts.redacted import redacted
+from decoder.contracts.masking import masked
 from decoder.contracts.settings import KafkaSettings
 from decoder.settings import WorkerSettings
 from decoder.tenancy.key import VARIABLE, key_of
@@ -115,9 +115,9 @@ def registry() -> Check:
         ok = _installed("mlflow") is not None
         return Check("registry", ok, "started with the stack", fix, blocks=False)
     if not uri.startswith("http"):
-        return Check("registry", True, redacted(uri))
+        return Check("registry", True, masked(uri))
     ok = responds(f"{uri.rstrip('/')}/health")
-    return _service("registry", redacted(uri), ok, TRACKING_VARIABLE)
+    return _service("registry", masked(uri), ok, TRACKING_VARIABLE)
 
 
 def model() -> Check:

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import Handle
-from decoder.complaints import Complaints
 from decoder.core import cycles, taking
 from decoder.core.counters import Counters
 from decoder.core.events import Sink
@@ -24,6 +23,7 @@ from decoder.core.table import ENDED, INDEX, MEMORY, OPEN, STOPPED, RequestTable
 from decoder.drafting.drafts import STOCK, Tokens
 from decoder.drafting.pages import new_pool
 from decoder.drafting.suffix import SuffixCache
+from decoder.limited_log import LimitedLog
 
 
 class Following:
@@ -39,7 +39,7 @@ class Following:
         """
         self.cache, self.model_arm = cache, model_arm
         self._sink, self._model_len = sink, model_len
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
         self.table = RequestTable(max(cache.most if cache is not None else 1, STOCK.most))
         self.counters = Counters(self.table.arrays.counts)
         self.memories = Memories(cache.memory_bytes if cache is not None else 0)
@@ -125,7 +125,7 @@ class Following:
                 try:
                     assert self.cache is not None
                     self.cache.extend(name, came[:count].tolist())
-                except Exception:  # noqa: BLE001 - told by the complaints
+                except Exception:  # noqa: BLE001 - told by the limited_log
                     slots[place] = -1
                     self._fault(name)
         if sums[taking.BEGAN] and self.cache is not None:
@@ -141,7 +141,7 @@ class Following:
     def _fault(self, name: str) -> None:
         """Count and log the exception being handled, of the bookkeeping of a request."""
         if name in self.table:
-            self._complaints.exception("a request is left out of drafting: its bookkeeping failed")
+            self._limited_log.exception("a request is left out of drafting: its bookkeeping failed")
             self._leave_out(name, "fault")
 
     def _leave_out(self, name: str, reason: str) -> None:
@@ -163,8 +163,8 @@ class Following:
             if self.cache is not None:
                 self.cache.stop(name)
             self.memories.end(int(self.table.arrays.requests[slot, MEMORY]))
-        except Exception:  # noqa: BLE001 - told by the complaints
-            self._complaints.exception("a request's last labels are lost: its bookkeeping failed")
+        except Exception:  # noqa: BLE001 - told by the limited_log
+            self._limited_log.exception("a request's last labels are lost: its bookkeeping failed")
             self.counters.left_out["fault"] += 1
 
 

@@ -195,7 +195,7 @@ class DraftRouter(Following):
             if side is None or self.interleaver is None or side.name == CHAMPION:
                 raise
             # What it did to this step it would do to the next: its block would never end.
-            self._complaints.exception(f"the side {side.name!r} plays no more: it could not choose")
+            self._limited_log.exception(f"variant {side.name!r} is disabled: it could not choose")
             self.interleaver.disable(side)
         return self._choose(began, None, champion, names, most, unread, others, beside)
 

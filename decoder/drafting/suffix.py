@@ -353,7 +353,7 @@ class SuffixCache:
         """Let outputs give way, then text of requests under way, until so many pages are free."""
         counts, last = self.pool.counts, len(self.pool.links)
         while counts[at.FREE] + last - counts[at.FRESH] < pages:
-            if not self._shares.give_way(self._take):
+            if not self._shares.evict(self._take):
                 return  # nothing but what is written at this moment
 
     def _take(self, owner: str) -> bool:

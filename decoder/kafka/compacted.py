@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
 from decoder.kafka.clients import ANSWER_MS, AWAY, close, fetch, offsets, open_consumer, places_of
 from decoder.kafka.faults import tell
+from decoder.limited_log import LimitedLog
 
 REQUEST_MS: Final = 5_000
 REVIEW_SECONDS: Final = 30.0
@@ -43,7 +43,7 @@ class Compacted:
         self._places: list[Any] = []
         self._ends: dict[Any, int] = {}
         self._review_at = 0.0
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
 
     def read(self, seconds: float = 0.0) -> bool:
         """Take what has come; whether all that lay there at first has been taken.
@@ -78,7 +78,7 @@ class Compacted:
         except BaseException as error:
             self.close()
             if isinstance(error, AWAY):
-                tell(self._complaints, self._topic.name, "read", error)
+                tell(self._limited_log, self._topic.name, "read", error)
             raise
 
     def close(self) -> None:

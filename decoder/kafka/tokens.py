@@ -9,7 +9,7 @@ from typing import Any, Final
 from kafka.errors import KafkaConnectionError
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from decoder.contracts.redacted import redacted
+from decoder.contracts.masking import masked
 from decoder.contracts.settings import KafkaSettings
 
 FETCH_SECONDS: Final = 5.0
@@ -73,10 +73,10 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
             self._held = str(told["access_token"])
             life = float(told.get("expires_in", LIFE_SECONDS))
         except httpx.InvalidURL:  # whose words hold a part of the address, be it of a password
-            url = redacted(str(kafka.sasl_oauth_token_url))
+            url = masked(str(kafka.sasl_oauth_token_url))
             raise KafkaConnectionError(f"no token for Kafka: {url} is no address") from None
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise KafkaConnectionError(
-                redacted(f"{kafka.sasl_oauth_token_url} gives no token for Kafka: {error!r}")
+                masked(f"{kafka.sasl_oauth_token_url} gives no token for Kafka: {error!r}")
             ) from None  # which names the address as it is
         self._renew_at, self._until = time.monotonic() + RENEW_AT * life, time.time() + life

@@ -25,12 +25,12 @@ from typing import Final
 from pydantic import BaseModel
 
 import decoder
-from decoder.complaints import Complaints
 from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.trials import Round
 from decoder.experiment.interleaver import FinishedRound, Interleaver
+from decoder.limited_log import LimitedLog
 from decoder.telemetry.books import Accounts, Fates
 from decoder.telemetry.ring import BEAT, FULL, HEAD, UNREADABLE, Ring
 
@@ -86,7 +86,7 @@ class Handover:
         self._beat = self._silent = 0
         self._began = self._start_at = 0.0
         self._pause = RESTART_S[0]
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
 
     @property
     def pid(self) -> int | None:
@@ -143,7 +143,7 @@ class Handover:
         try:
             what()
         except Exception:  # noqa: BLE001
-            self._complaints.exception("events are not handed over")
+            self._limited_log.exception("events are not handed over")
 
     def _turn(self) -> None:
         if self._carrier is not None:
@@ -190,8 +190,8 @@ class Handover:
         """Empty where it cannot be made, for which nothing else must wait."""
         try:
             return kind + make().model_dump_json().encode()
-        except Exception as error:  # noqa: BLE001 -- told by the complaints
-            self._complaints.warning("a status or a round of a trial cannot be made: %r", error)
+        except Exception as error:  # noqa: BLE001 -- told by the limited_log
+            self._limited_log.warning("a status or a round of a trial cannot be made: %r", error)
             return b""
 
     def _send(self, line: bytes) -> bool:
@@ -251,7 +251,7 @@ class Handover:
         self._deaths += 1
         young = time.monotonic() - self._began < RESTART_S[1]
         self._pause = min(self._pause * 2, RESTART_S[1]) if young else RESTART_S[0]
-        self._complaints.warning(
+        self._limited_log.warning(
             "the process that carries events to Kafka ended (%d): it is started again", how
         )
 

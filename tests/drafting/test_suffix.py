@@ -137,7 +137,7 @@ def test_text_comes_and_goes_and_the_books_are_even() -> None:
     assert cache.evicted
     links = cache.pool.links[:, 0]
     assert cache.held_bytes == (links > 0).sum() * PAGE_BYTES
-    while cache._shares.give_way(cache._take):
+    while cache._shares.evict(cache._take):
         pass
     assert cache.held_bytes == 0 and not links.any()
     assert not cache._active and not cache._shared and not cache._shares._owners

@@ -113,7 +113,7 @@ def meeting(ranks: Ranks) -> dict[str, Any]:
     for case in ("alike", "names of its own", "settings", "version", "stock"):
         group = distributed.new_group(list(range(ranks.size)), backend="gloo")
         os.environ |= {"HVD_WORKER_NAME": f"{case} {ranks.rank}" if "names" in case else "worker"}
-        os.environ |= {"HVD_WORKER_SIDES": "suffix" if last and case == "settings" else "plain"}
+        os.environ |= {"HVD_WORKER_VARIANTS": "suffix" if last and case == "settings" else "plain"}
         other = last and case == "version"
         alike.metadata = SimpleNamespace(version=lambda _, o=other: "0.0.1" if o else "0.0.2")
         told[case] = ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from decoder import orphans
+from decoder import parent_watchdog
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.core.costs import LiveCosts
@@ -89,7 +89,7 @@ def register() -> None:
     if new_key:
         log.info("names are hashed under a new key: set %s to keep pseudonyms comparable", VARIABLE)
     mapped.install()
-    orphans.watch()
+    parent_watchdog.watch_parent()
     patch_sampling()
     hooks.install({**AROUND, "load_model": functools.partial(_load_model, settings)})
 

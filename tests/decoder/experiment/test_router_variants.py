@@ -129,7 +129,7 @@ def test_a_side_that_raises_costs_its_block_and_plays_no_more(
     router = playing((), 0.0, held, choice=rule)
     assert decode(router, 10) == 10 * 149 and router.interleaver is not None
     assert not [e for e in router.kept.every if e.side == TRIAL]
-    assert "'trial' plays no more" in caplog.text
+    assert "variant 'trial' is disabled" in caplog.text
     interleaver = router.interleaver
     assert (interleaver.failures, interleaver.active, {*interleaver.totals}) == (
         {TRIAL: 1},

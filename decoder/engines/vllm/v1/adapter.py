@@ -143,7 +143,7 @@ class V1Adapter(Adapter):
         try:
             drafts = draft()
             return list(drafts.tolist()) if plan.k else []
-        except Exception:  # noqa: BLE001 - told by the complaints
+        except Exception:  # noqa: BLE001 - told by the limited_log
             self.failed()
             return []
 

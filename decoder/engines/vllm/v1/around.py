@@ -28,7 +28,7 @@ def adapter(
         late = LateDrafter(runner.drafter)
         # Without the floor a policy has its way whatever that costs, and a side that always drafts
         # is not compared where it cannot: then all is read.
-        if settings.floor and MODEL not in settings.sides:
+        if settings.floor and MODEL not in settings.variants:
             models = (config.model_config, config.speculative_config.draft_model_config)
             reading = Reading(*(m.get_total_num_hidden_layers() for m in models))
     made = V1Adapter(
