@@ -27,7 +27,7 @@ _seen: dict[str, Any] = {}
 
 def begin(worker: Any, name: str) -> None:
     """Watch this rank, and give it its faults."""
-    from decoder.engines.vllm.attached import adapter_of
+    from decoder.engines.vllm.hooks import adapter_of
     from tests.engines.plugged import keep_events
 
     runner = worker.model_runner

@@ -24,9 +24,9 @@ import numpy as np
 
 from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
 from decoder.core.requests import Decisions, Outcomes
-from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.request_options import options_of, text_of
 from decoder.limited_log import LimitedLog
 from decoder.policy.pricing import NOMINAL
 from decoder.policy.rule import MODEL

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoder.engines.vllm.v1.reading import SAMPLE
+from decoder.engines.vllm.v1.prefill_budget import SAMPLE
 
 UNREAD: Final = 128
 """Tokens set aside at most: their hidden states stay in memory, and reading them takes time."""
