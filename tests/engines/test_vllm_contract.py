@@ -102,7 +102,7 @@ def test_another_series_and_none_at_all_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        EngineError, match=r"made for vLLM 0\.32 and 0\.33, found 0\.34\.1: install"
+        EngineError, match=r"supports vLLM 0\.32 and 0\.33, found 0\.34\.1: install"
     ):
         contract.check("0.34.1", SOURCES)
     with pytest.raises(EngineError, match="there is no vllm"):

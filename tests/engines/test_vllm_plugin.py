@@ -141,7 +141,7 @@ def test_ranks_on_other_nodes_are_asked_whether_they_draft(node: str, says: str)
     script = (
         "import os, pickle, sys\nfrom types import SimpleNamespace\n"
         "from decoder.engines.vllm.hooks import attach\n"
-        f"runner = SimpleNamespace()\ngive(runner, runner)\n{node}\n"
+        f"runner = SimpleNamespace()\nattach(runner, runner)\n{node}\n"
         "if sys.modules['decoder'] is None:\n"
         "    for name in [name for name in sys.modules if name.startswith('decoder.')]:\n"
         "        del sys.modules[name]\n"
