@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.complaints import Complaints
 from decoder.contracts.errors import EventRefused, SchemaUnknown
 from decoder.contracts.events import EventBatch, Source, decode_batch, encode_batch
 from decoder.contracts.fields import LIMITS
+from decoder.limited_log import LimitedLog
 from learner.publish import DeadLetters
 from learner.rows import Rows, from_batch, taught_by
 from learner.sequences import Sequences
@@ -128,7 +128,7 @@ class Intake:
         self.records = self.events = 0
         self._shares = shares
         self._relayed = relayed
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
 
     def admit(self, record: Fetched) -> Lessons | None:
         """What is new in ``record``; None where it was refused, or came before."""
@@ -140,7 +140,7 @@ class Intake:
         except EventRefused as error:
             self.refused[error.reason] += 1
             if isinstance(error, SchemaUnknown):
-                self._complaints.warning(
+                self._limited_log.warning(
                     "draft events of feature schema %r are counted and passed over: their worker "
                     "is of another version than this learner", error.schema,
                 )  # fmt: skip

@@ -7,12 +7,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.complaints import Complaints
 from decoder.contracts.bundle import Policy
 from decoder.contracts.events import PSEUDONYMISED, pseudonymised
 from decoder.contracts.fields import LIMITS, REQUEST, ROW, STEP
 from decoder.core.requests import RequestOptions
 from decoder.core.table import raw_of
+from decoder.limited_log import LimitedLog
 from decoder.policy.rule import ARMS
 from decoder.telemetry.ring import Ring, packer
 
@@ -32,7 +32,7 @@ class Sink:
         self.control = ring.control if ring is not None else np.zeros(8, np.int64)
         words = (*ARMS, *LABELS)
         self.words = np.array([self.word(word) for word in words], np.int64)
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
 
     def word(self, text: str) -> int:
         """The number that stands for ``text`` in a row.
@@ -46,8 +46,8 @@ class Sink:
         """A request's names as rows have them; None where they cannot be written."""
         try:
             return _REQUEST.pack(*self._told(name, options), options.choice)
-        except Exception:  # noqa: BLE001 -- told by the complaints
-            self._complaints.exception("no event can be made of a request's cycles")
+        except Exception:  # noqa: BLE001 -- told by the limited_log
+            self._limited_log.exception("no event can be made of a request's cycles")
             return None
 
     def step(
@@ -64,7 +64,7 @@ class Sink:
         try:
             words = self.word(policy.role), self.word(side), self.word(policy.parameter_name)
         except ValueError:
-            self._complaints.exception("no events can be made of a step")
+            self._limited_log.exception("no events can be made of a step")
         values = {
             "time": wall,
             "parameter": min(max(parameter, _TELLABLE[0]), _TELLABLE[1]),

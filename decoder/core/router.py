@@ -45,11 +45,11 @@ from decoder.core.step_timer import StepTimer
 from decoder.core.tracker import Progress, Tracker
 from decoder.drafting.drafts import STOCK, Tokens
 from decoder.drafting.suffix import SuffixCache
+from decoder.experiment.interleaver import Interleaver
+from decoder.experiment.variants import Variant
 from decoder.policy.pricing import gain_of, plain_steps
 from decoder.policy.rule import MODEL
 from decoder.telemetry.ring import HEAD
-from decoder.trial.sides import Side
-from decoder.trial.turns import Turns
 
 __all__ = ["Counters", "Decision", "DraftRouter", "RequestOptions", "Sink", "StepReport"]
 
@@ -58,7 +58,7 @@ class DraftRouter:
     """Chooses drafts for the requests of one worker and labels every cache draft it saw.
 
     ``policy`` may be replaced by another thread at any time: it is read once a step, so a step
-    never mixes two policies and a swap waits for nothing. ``turns``, where there are any, say
+    never mixes two policies and a swap waits for nothing. ``interleaver``, where there are any, say
     which steps another side decides.
     """
 
@@ -74,7 +74,7 @@ class DraftRouter:
         longest: int = MAX_DRAFT,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
-        turns: Turns | None = None,
+        interleaver: Interleaver | None = None,
         rule: Callable[[Policy, Step], Chosen] = choose,
     ) -> None:
         """Put a router together.
@@ -85,13 +85,13 @@ class DraftRouter:
             longest: tokens of any draft at most: what the engine was started for.
             costs: the live table; None for nominal costs that never change.
             floor: None disables fallback, probing and pausing.
-            turns: of the sides that are compared; None compares none.
+            interleaver: of the sides that are compared; None compares none.
             rule: a rival's in the place of :func:`decoder.core.choice.choose`.
         """
         # The shipped policy was trained on other drafters: its prior does not apply here.
         known = policy.model_payoff if policy.role != FIRST else 0.0
         k = min(model_draft_tokens, longest) if has_model else 0
-        self.cache, self.policy, self.turns, self.floor = cache, policy, turns, floor
+        self.cache, self.policy, self.interleaver, self.floor = cache, policy, interleaver, floor
         self.model_arm = ModelArm(known or START, k)
         classes = np.ascontiguousarray(token_classes, np.float32)
         self.requests = Tracker(cache, sink, self.model_arm, k, classes)
@@ -164,7 +164,7 @@ class DraftRouter:
         self._count_own_time(ran)
         self._settle()
         self._last = max(report.step_tokens, 1), ran.drafted
-        compared = self.turns is not None and self.turns.dealing
+        compared = self.interleaver is not None and self.interleaver.comparing
         slots = report.advanced["slot"].copy() if compared else NOBODY
         progress = self.requests.advance(report, step_us, compared)
         self._learn(report, ran, progress, step_us)
@@ -183,15 +183,15 @@ class DraftRouter:
     ) -> None:
         """Add a step to the account of the side that decided it; ``slots`` are those of its
         requests, some of which have left by now."""
-        assert self.turns is not None
+        assert self.interleaver is not None
         rows, drafts = len(report.names), progress.drafts
         came = ran.came_to(self.costs.table, report.names, drafts, step_us, now, report.usual)
         came = came._replace(tokens=progress.tokens)
         if ran.side is not None:
             made = report.advanced["committed"]
             groups, sessions = self.table.shared(report.names, slots, made)
-            came = came._replace(groups=groups, sessions=sessions, foretold=progress.predicted)
-        self.turns.book(ran.side, came, report.step_tokens == rows + drafts)
+            came = came._replace(groups=groups, sessions=sessions, predictable=progress.predicted)
+        self.interleaver.record_step(ran.side, came, report.step_tokens == rows + drafts)
 
     def _count_own_time(self, ran: StepTimer) -> None:
         if not ran.decided:
@@ -235,27 +235,27 @@ class DraftRouter:
         """
         self.timer.begin_choice()
         champion = self.policy
-        side = self.turns.next(champion) if self.turns is not None else None
+        side = self.interleaver.next_variant(champion) if self.interleaver is not None else None
         try:
             return self._choose(report, side, champion)
         except Exception:
-            if side is None or self.turns is None or side.name == CHAMPION:
+            if side is None or self.interleaver is None or side.name == CHAMPION:
                 raise
             # What it did to this step it would do to the next: its block would never end.
-            self.requests.complaints.exception(
-                f"the side {side.name!r} plays no more: it could not choose"
+            self.requests.limited_log.exception(
+                f"variant {side.name!r} is disabled: it could not choose"
             )
-            self.turns.fail(side)
+            self.interleaver.disable(side)
         return self._choose(report, None, champion)
 
-    def _choose(self, report: StepReport, side: Side | None, champion: Policy) -> Decisions:
+    def _choose(self, report: StepReport, side: Variant | None, champion: Policy) -> Decisions:
         policy = side.policy if side is not None else champion
         step = self._propose(report, side)
         chosen = (self._rule if _shown(side) == "worker" else choose)(policy, step)
         chosen = self._guard(step, side, chosen)
         return self._open_cycles(step, side, policy, chosen)
 
-    def _propose(self, report: StepReport, side: Side | None) -> Step:
+    def _propose(self, report: StepReport, side: Variant | None) -> Step:
         """The candidates of the next step, and their cache drafts."""
         awake = self.pause is None or self.pause.awake
         if awake and self.cache is not None:
@@ -283,7 +283,7 @@ class DraftRouter:
             candidates, offers.drafts[:m], situation, self.costs.table, self.model_arm.odds, unable
         )
 
-    def _guard(self, step: Step, side: Side | None, chosen: Chosen) -> Chosen:
+    def _guard(self, step: Step, side: Variant | None, chosen: Chosen) -> Chosen:
         """Take the arms that the policy wants, or others; the floor judges the champion, and nobody
         on trial. Mutates ``step``."""
         candidates = step.candidates
@@ -313,7 +313,7 @@ class DraftRouter:
         return chosen._replace(model_len=longest)
 
     def _open_cycles(
-        self, step: Step, side: Side | None, policy: Policy, chosen: Chosen
+        self, step: Step, side: Variant | None, policy: Policy, chosen: Chosen
     ) -> Decisions:
         serves, shown, situation = _serves(side), _shown(side), step.situation
         awake = self.pause is None or self.pause.awake
@@ -395,14 +395,14 @@ class DraftRouter:
         self._settle()
 
 
-def _serves(side: Side | None) -> bool:
+def _serves(side: Variant | None) -> bool:
     """Whether the champion decides."""
     return side is None or side.name == CHAMPION
 
 
-def _shown(side: Side | None) -> str:
+def _shown(side: Variant | None) -> str:
     """What drafts a side is shown."""
-    return side.shown if side is not None else "worker"
+    return side.draft_source if side is not None else "worker"
 
 
 NOBODY: Final = np.zeros(0, np.int64)

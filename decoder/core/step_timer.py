@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from decoder.experiment.block import StepOutcome
+from decoder.experiment.variants import Variant
 from decoder.policy.pricing import CostTable, step_time
-from decoder.trial.block import Made
-from decoder.trial.sides import Side
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class StepTimer:
     ``since`` is when that began, or was last added, 0 where it does nothing.
     """
 
-    side: Side | None = None
+    side: Variant | None = None
     asked: int = 0  # requests of the choice
     drafted: int = 0  # tokens that the model drafter makes
     began: float = 0.0
@@ -53,9 +53,9 @@ class StepTimer:
         """Drafts are looked up and described. Mutates."""
         self.proposed = time.perf_counter()
 
-    def end_choice(self, side: Side | None, asked: int) -> float:
+    def end_choice(self, side: Variant | None, asked: int) -> float:
         """The arms of ``asked`` requests are chosen; microseconds that it took. Mutates."""
-        now, stock = time.perf_counter(), side is not None and side.shown == "stock"
+        now, stock = time.perf_counter(), side is not None and side.draft_source == "stock"
         self.side, self.asked, self.settled_us = side, asked, 0.0
         self.unpaid_us = (now - self.proposed) * 1e6 if stock else 0.0
         return (now - self.began) * 1e6
@@ -95,7 +95,7 @@ class StepTimer:
         step_us: float,
         until: float,
         usual: bool,
-    ) -> Made:
+    ) -> StepOutcome:
         """What the step of ``names`` came to that verified ``drafts`` tokens, as a trial adds it,
         but for its tokens, groups and sessions.
 
@@ -105,7 +105,7 @@ class StepTimer:
         cost_us = step_time(table, rows, drafts, self.drafted)
         late_us = 0.0 if usual else max(step_us - cost_us, 0.0)
         us = step_us
-        if self.side is None or self.side.shown != "none":
+        if self.side is None or self.side.draft_source != "none":
             us = (until - self.began) * 1e6 - self.unpaid_us
             cost_us += table.proposing(rows)
-        return Made(0, tuple(names), us, cost_us, late_us, {})
+        return StepOutcome(0, tuple(names), us, cost_us, late_us, {})

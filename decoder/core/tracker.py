@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import Handles
-from decoder.complaints import Complaints
 from decoder.contracts.fields import STEP
 from decoder.core import cycles, observe
 from decoder.core.counters import Counters
@@ -26,6 +25,7 @@ from decoder.core.table import STOPPED, RequestTable, State
 from decoder.drafting.drafts import STOCK, Tokens
 from decoder.drafting.pages import new_pool
 from decoder.drafting.suffix import SuffixCache
+from decoder.limited_log import LimitedLog
 
 
 class Progress(NamedTuple):
@@ -61,7 +61,7 @@ class Tracker:
         self.memories = Memories(cache.memory_bytes if cache is not None else 0)
         self.event = np.zeros(STEP.itemsize, np.uint8)
         """Bytes of what the events of a step share."""
-        self.complaints = Complaints()
+        self.limited_log = LimitedLog()
         self.sink, self._cache = sink, cache
         self._model_arm, self._model_len, self._classes = model_arm, model_len, classes
         self._handles = Handles[State]()
@@ -173,7 +173,7 @@ class Tracker:
     def _fault(self, name: str) -> None:
         """Count and log the exception being handled, of the bookkeeping of a request."""
         if name in self.table:
-            self.complaints.exception("a request is left out of drafting: its bookkeeping failed")
+            self.limited_log.exception("a request is left out of drafting: its bookkeeping failed")
             self._leave_out(name, "fault")
 
     def _leave_out(self, name: str, reason: str) -> None:
@@ -196,7 +196,7 @@ class Tracker:
                 self._cache.stop(name)
             self.memories.end(int(self.table.arrays.requests["memory"][slot]))
         except Exception:  # noqa: BLE001 - logged
-            self.complaints.exception("a request's last labels are lost: its bookkeeping failed")
+            self.limited_log.exception("a request's last labels are lost: its bookkeeping failed")
             self.counters.left_out["fault"] += 1
 
 

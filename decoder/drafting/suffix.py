@@ -353,7 +353,7 @@ class SuffixCache:
         """Let outputs give way, then text of requests under way, until so many pages are free."""
         counts, last = self.pool.counts[0], len(self.pool.pages)
         while counts["free"] + last - counts["fresh"] < pages:
-            if not self._shares.give_way(self._take):
+            if not self._shares.evict(self._take):
                 return  # nothing but what is written at this moment
 
     def _take(self, owner: str) -> bool:

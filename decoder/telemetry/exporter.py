@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from decoder.complaints import Complaints
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import Origin, encode_batch
-from decoder.contracts.redacted import redacted
+from decoder.contracts.masking import masked
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, STATUS, TRIALS, Topic
 from decoder.kafka.sender import open_sender
+from decoder.limited_log import LimitedLog
 from decoder.telemetry.head_sampling import HeadSampler
 from decoder.telemetry.ring import BEAT, HEAD, Ring
 
@@ -68,7 +68,7 @@ class Exporter:
         self._status, self._telling = b"", False
         self._rounds: deque[bytes] = deque()
         self._rounds_flying = 0
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
 
     @property
     def busy(self) -> bool:
@@ -131,7 +131,7 @@ class Exporter:
             value = encode_batch(batch)
         except EventRefused as error:
             if not self._halve():
-                self._complaints.warning("a draft event cannot be written: %s", error)
+                self._limited_log.warning("a draft event cannot be written: %s", error)
                 self._settle("malformed")
             return
         self._flying = self._produce(DRAFTS, value, self._landed, partition=progress.partition)
@@ -174,7 +174,7 @@ class Exporter:
             progress.limit, self._doubtful = (len(self._kept) + 1) // 2, False
             return
         if error is not None:
-            self._complaints.warning("draft events were refused for good: %s", error)
+            self._limited_log.warning("draft events were refused for good: %s", error)
         progress.sequence += 1
         self._settle(name.title().replace("_", ""))
 
@@ -225,7 +225,7 @@ class Exporter:
         self.progress.rounds_sent += error is None
         self.progress.rounds_dropped += error is not None
         if error is not None:
-            self._complaints.warning("a round of a trial was not sent: %s", error)
+            self._limited_log.warning("a round of a trial was not sent: %s", error)
         self._ring.write_progress(self.progress)
 
     # --- the broker
@@ -249,8 +249,8 @@ class Exporter:
         self._complain(error)
 
     def _complain(self, error: object) -> None:
-        self._complaints.warning(
+        self._limited_log.warning(
             "Kafka at %s does not take what this worker has to tell (%s): serving goes on, "
             "events wait. Start the broker or set HVD_KAFKA_BOOTSTRAP_SERVERS.",
-            self._kafka.bootstrap_servers, redacted(str(error)),
+            self._kafka.bootstrap_servers, masked(str(error)),
         )  # fmt: skip

@@ -25,14 +25,14 @@ from typing import Final
 from pydantic import BaseModel
 
 import decoder
-from decoder.complaints import Complaints
 from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.trials import Round
+from decoder.experiment.interleaver import FinishedRound, Interleaver
+from decoder.limited_log import LimitedLog
 from decoder.telemetry.delivery import DeliveryCounters, DeliveryReport
 from decoder.telemetry.ring import BEAT, FULL, HEAD, UNREADABLE, Ring
-from decoder.trial.turns import Played, Turns
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ SILENT_TURNS: Final = 60
 
 
 class Supervisor:
-    """Has what is in ``ring`` sent, rounds of ``turns``, and each second what ``status`` says."""
+    """Has what is in ``ring`` sent, rounds, and a status each second."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Supervisor:
         ring: Ring,
         origin: Origin,
         status: Callable[[], WorkerStatus],
-        turns: Turns | None = None,
+        interleaver: Interleaver | None = None,
         per_second: float = 0.0,
     ) -> None:
         """Hand over from :meth:`start` on.
@@ -69,7 +69,8 @@ class Supervisor:
             status: builds the worker's status record, in this thread.
             per_second: events that may be sent, about; 0 for any number.
         """
-        self._ring, self._origin, self._status, self._turns = ring, origin, status, turns
+        self._ring, self._origin, self._status = ring, origin, status
+        self._interleaver = interleaver
         told = {
             "kafka": json.loads(kafka.model_dump_json()), "fd": ring.fd, "size": ring.size,
             "origin": [origin.scope, origin.worker, origin.life, origin.target, origin.drafter],
@@ -84,7 +85,7 @@ class Supervisor:
         self._beat = self._silent = 0
         self._began = self._start_at = 0.0
         self._pause = RESTART_S[0]
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
 
     @property
     def pid(self) -> int | None:
@@ -134,14 +135,14 @@ class Supervisor:
         progress.in_doubt += max(progress.end - progress.settled, 0)
         progress.failed += int(self._ring.control[HEAD]) - progress.settled
         self._ring.write_progress(progress)
-        self._lost += len(self._turns.rounds) if self._turns is not None else 0
+        self._lost += len(self._interleaver.rounds) if self._interleaver is not None else 0
 
     def _do(self, what: Callable[[], None]) -> None:
         """Whatever it comes to, something is left to be done, or to be accounted for."""
         try:
             what()
         except Exception:  # noqa: BLE001
-            self._complaints.exception("events are not handed over")
+            self._limited_log.exception("events are not handed over")
 
     def _turn(self) -> None:
         if self._exporter is not None:
@@ -171,7 +172,9 @@ class Supervisor:
 
     def _tell(self) -> None:
         """Hand over rounds, and a status, as far as the exporter reads them."""
-        rounds = self._turns.rounds if self._turns is not None else deque[Played]()
+        rounds = deque[FinishedRound]()
+        if self._interleaver is not None:
+            rounds = self._interleaver.rounds
         while rounds:
             line = self._line(b"R", partial(round_of, rounds[0], self._origin))
             if line and not self._send(line):
@@ -186,8 +189,8 @@ class Supervisor:
         """Empty where it cannot be made, for which nothing else must wait."""
         try:
             return kind + make().model_dump_json().encode()
-        except Exception as error:  # noqa: BLE001 -- told by the complaints
-            self._complaints.warning("a status or a round of a trial cannot be made: %r", error)
+        except Exception as error:  # noqa: BLE001 -- told by the limited_log
+            self._limited_log.warning("a status or a round of a trial cannot be made: %r", error)
             return b""
 
     def _send(self, line: bytes) -> bool:
@@ -247,15 +250,15 @@ class Supervisor:
         self._deaths += 1
         young = time.monotonic() - self._began < RESTART_S[1]
         self._pause = min(self._pause * 2, RESTART_S[1]) if young else RESTART_S[0]
-        self._complaints.warning(
+        self._limited_log.warning(
             "the process that carries events to Kafka ended (%d): it is started again", how
         )
 
 
-def round_of(played: Played, origin: Origin) -> Round:
+def round_of(played: FinishedRound, origin: Origin) -> Round:
     """The record of a finished round."""
     return Round(
         scope=origin.scope, worker=origin.worker, life=origin.life, number=played.number,
-        time=played.time, unit=played.unit,
-        blocks=tuple(account.block() for account in played.accounts),
+        time=played.time, unit=played.cluster,
+        blocks=tuple(account.block() for account in played.blocks),
     )  # fmt: skip

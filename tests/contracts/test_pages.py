@@ -11,7 +11,7 @@ import pytest
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES
 from decoder.contracts.identity import Pseudonyms
-from decoder.contracts.settings import OF_NO_CLASS, Settings
+from decoder.contracts.settings import GLOBAL_VARIABLES, Settings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import TOPICS
 from tests.docs.reference import CLASSES, OTHERS
@@ -67,12 +67,12 @@ def known() -> set[str]:
         f"{settings.model_config.get('env_prefix')}{name.upper()}"
         for settings in CLASSES.values()
         for name in settings.model_fields
-    } | {*OF_NO_CLASS}
+    } | {*GLOBAL_VARIABLES}
 
 
 def test_every_class_of_settings_is_on_it() -> None:
     assert {*CLASSES.values()} == {*Settings.__subclasses__()}
-    assert {*OF_NO_CLASS} <= {*OTHERS}
+    assert {*GLOBAL_VARIABLES} <= {*OTHERS}
 
 
 @pytest.mark.parametrize("settings", CLASSES.values())

@@ -83,7 +83,7 @@ def test_a_quiet_tenant_is_remembered_whatever_others_bring(
         assert memories.held_bytes <= 4 * BUDGET
     assert len(memories) < names or names == 5
     assert asked(memories, "quiet") != pytest.approx(UNKNOWN)
-    while memories._shares.give_way(memories._take):
+    while memories._shares.evict(memories._take):
         pass
     assert memories.held_bytes == len(memories) == 0, "what is booked is freed"
 

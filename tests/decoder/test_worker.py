@@ -14,8 +14,8 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TRIALS
 from decoder.contracts.trials import decode_round
 from decoder.core.router import RequestOptions
+from decoder.experiment.interleaver import MAX_PENDING_ROUNDS
 from decoder.settings import WorkerSettings
-from decoder.trial.turns import WAITING
 from decoder.worker import Worker, make_worker
 from learner.publish import PolicyPublisher
 from tests.conftest import random_policy, swept, until
@@ -80,9 +80,9 @@ def test_where_nothing_is_sent_nothing_is_kept_and_nothing_missed(
         name="w", metrics=False, telemetry=False, queue_size=8, floor=False, holdout=0.5
     )
     worker = make_worker(settings, KafkaSettings(), "scope", token_classes, has_model=False)
-    for number in range(2 * WAITING):
+    for number in range(2 * MAX_PENDING_ROUNDS):
         decode(worker, f"request {number}")
-        if worker.turns.dropped:
+        if worker.interleaver.rounds_dropped:
             break
     worker.close()
     status = worker.status()

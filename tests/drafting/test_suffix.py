@@ -137,7 +137,7 @@ def test_text_comes_and_goes_and_the_books_are_even() -> None:
     assert cache.evicted
     owners = cache.pool.pages["owner"]
     assert cache.held_bytes == (owners > 0).sum() * PAGE_BYTES
-    while cache._shares.give_way(cache._take):
+    while cache._shares.evict(cache._take):
         pass
     assert cache.held_bytes == 0 and not owners.any()
     assert not cache._active and not cache._shared and not cache._shares._owners

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from decoder.engines.vllm.attached import adapter_of
+from decoder.engines.vllm.hooks import adapter_of
 
 if TYPE_CHECKING:  # not before the engine: it brings numba (decoder.engines.vllm.plugin says why)
     from vllm import LLM

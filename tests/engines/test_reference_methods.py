@@ -16,8 +16,8 @@ from decoder.core.guards.floor import Floor
 from decoder.engines.reference.generation import Generation, Sampling
 from decoder.engines.reference.method import Method
 from decoder.engines.reference.session import Session
+from decoder.experiment.interleaver import Interleaver
 from decoder.policy.pricing import CostTable
-from decoder.trial.turns import Turns
 from pipelines.replay.rivals import METHODS, method
 from tests.engines.tiny import (
     Family,
@@ -59,14 +59,14 @@ def test_output_is_the_same_while_sides_alternate_every_few_steps() -> None:
     session, log = session_of(engine, hybrid, floor=Floor(True))
     trial = replace(learned_policy(), role="trial", share=0.2, threshold=0.0)
     names = ("plain", "suffix", "model", "first")
-    turns = Turns(names, 0.8, {"trial": trial}, learned_policy(), seed)
-    session.router.turns = turns
+    interleaver = Interleaver(names, 0.8, {"trial": trial}, learned_policy(), seed)
+    session.router.interleaver = interleaver
     for number in range(5):
         prompt = tiny_prompt(seed + number)
         expected = transformers_greedy("llama", seed, prompt, 60)
         assert session.generate(prompt, 60).tokens == expected
     assert {e.side for e in log.every} >= {"champion", "trial", *names}
-    assert turns.made > 1 and not turns.failed
+    assert interleaver.rounds_made > 1 and not interleaver.failures
 
 
 @pytest.fixture(scope="module")

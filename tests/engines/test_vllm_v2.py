@@ -244,7 +244,7 @@ def served(folder: Path, method: str = "", ahead: bool | None = None) -> dict[st
     return made | {"target": str(models[0])}
 
 
-SIDES = {"HVD_WORKER_HOLDOUT": "0.9", "HVD_WORKER_SIDES": "plain,suffix"}
+SIDES = {"HVD_WORKER_HOLDOUT": "0.9", "HVD_WORKER_VARIANTS": "plain,suffix"}
 ON_V1 = {"disable_padded_drafter_batch": True, "disable_eagle_block_drop": True}
 
 

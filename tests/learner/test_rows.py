@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.events import Origin, decode_batch
 from decoder.contracts.trials import HOLDOUT_SIDES, OWN_DRAFTS, SUFFIX
+from decoder.experiment.variants import STOCK
 from decoder.policy.rule import ARMS
-from decoder.trial.sides import STOCK
 from learner import sequences
 from learner.checkpoint import made, pack, unpack
 from learner.lessons import lessons_of
@@ -21,7 +21,7 @@ from learner.rows import COLUMNS, Buffer, Rows, from_batch, hash_id
 from learner.sequences import Sequences
 from learner.shares import Shares
 from learner.source import Fetched
-from tests.decoder.trial.test_router_turns import decode, playing
+from tests.decoder.experiment.test_router_turns import decode, playing
 from tests.events import DraftEvent, encode_events, events_of, from_events
 from tests.learner.traffic import NAMES, Traffic
 
@@ -68,7 +68,7 @@ def test_drafts_of_a_side_with_limits_of_its_own_are_no_rows() -> None:
 
 
 def test_whoever_is_shown_the_workers_own_drafts_is_learned_from() -> None:
-    shown = {name: side.shown for name, side in STOCK.items()}
+    shown = {name: side.draft_source for name, side in STOCK.items()}
     for name in (CHAMPION, TRIAL, *HOLDOUT_SIDES):
         assert (name in OWN_DRAFTS) == (shown.get(name, "worker") == "worker"), name
 

@@ -222,7 +222,7 @@ class Memories:
         owner = self._owners.get(row)
         if owner is not None:
             self._shares.grow(owner, count)
-            while self._shares.held > self._shares.budget and self._shares.give_way(self._take):
+            while self._shares.held > self._shares.budget and self._shares.evict(self._take):
                 pass
 
     def _take(self, owner: str) -> bool:

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.complaints import Complaints
 from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
 from decoder.core.requests import Decisions, StepReport
-from decoder.engines.vllm.asked import options_of, text_of
 from decoder.engines.vllm.batch_step import BatchStep
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.profile import IDLE_SECONDS, WorkerProfile
 from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.request_options import options_of, text_of
+from decoder.limited_log import LimitedLog
 from decoder.policy.pricing import NOMINAL
 from decoder.policy.rule import MODEL
 from decoder.tenancy.identities import Identities
@@ -51,7 +51,7 @@ class Adapter:
         longest: int,
         *,
         has_model: bool = False,
-        complaints: Complaints | None = None,
+        limited_log: LimitedLog | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         """Put an adapter together.
@@ -62,7 +62,7 @@ class Adapter:
         """
         self.worker = worker
         self.ranks = ranks or Ranks()
-        self.complaints = complaints or Complaints()
+        self.limited_log = limited_log or LimitedLog()
         self.idle = ""
         """Why nothing is drafted any more; "" while all is well."""
         self.unread: Collection[str] = ()
@@ -157,7 +157,7 @@ class Adapter:
         if self.idle:
             return
         self.idle = why
-        self.complaints.warning("no drafts any more: %s", why)
+        self.limited_log.warning("no drafts any more: %s", why)
         self.close()  # policies, telemetry, a name among workers: all belong to other weights
 
     def close(self) -> None:
@@ -265,14 +265,14 @@ class Adapter:
         """Count and log the exception being handled."""
         if self.worker is not None:
             self.worker.faults += 1
-        self.complaints.exception(what)
+        self.limited_log.exception(what)
 
     @contextmanager
     def sparing(self, what: str) -> Iterator[None]:
         """Spare vLLM an exception of ours: it is counted, and logged under ``what``."""
         try:
             yield
-        except Exception:  # noqa: BLE001 - told by the complaints
+        except Exception:  # noqa: BLE001 - told by the limited_log
             self._count(what)
 
 

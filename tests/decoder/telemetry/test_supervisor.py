@@ -20,14 +20,14 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, STATUS, TRIALS
 from decoder.contracts.trials import decode_round
+from decoder.experiment.block import BlockTotals
+from decoder.experiment.interleaver import FinishedRound, Interleaver
+from decoder.experiment.variants import Variant
 from decoder.kafka.clients import open_admin
 from decoder.policy.first import first_policy
 from decoder.telemetry.delivery import DeliveryReport
 from decoder.telemetry.ring import BEAT, Ring
 from decoder.telemetry.supervisor import Supervisor
-from decoder.trial.block import Account
-from decoder.trial.sides import Side
-from decoder.trial.turns import Played, Turns
 from learner.lessons import Intake
 from learner.publish import DeadLetters
 from learner.source import EventSource
@@ -206,10 +206,10 @@ def test_a_status_or_a_round_that_cannot_be_made_holds_up_no_event_and_no_later_
         raise RuntimeError("not now")
 
     policy = first_policy("s")
-    turns = Turns((), 0.0, {}, policy, seed=1)
-    whole, broken = (Account(Side("first", policy)),), (None,)
-    turns.rounds.extend([Played(0, 1.0, broken), Played(1, 2.0, whole)])  # type: ignore[arg-type]
-    supervisor = supervisor_of(kafka, ring_of(PLAIN), status=status, turns=turns)
+    interleaver = Interleaver((), 0.0, {}, policy, seed=1)
+    whole, broken = (BlockTotals(Variant("first", policy)),), (None,)
+    interleaver.rounds.extend([FinishedRound(0, 1.0, broken), FinishedRound(1, 2.0, whole)])  # type: ignore[arg-type]
+    supervisor = supervisor_of(kafka, ring_of(PLAIN), status=status, interleaver=interleaver)
     until(lambda: supervisor.report().rounds_sent > 0)
     supervisor.close()
     found = supervisor.report()

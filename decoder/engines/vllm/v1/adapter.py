@@ -15,7 +15,7 @@ from decoder.engines.vllm.adapter import Adapter
 from decoder.engines.vllm.batch_step import BatchStep, EngineLimits
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.v1.drafter import MUCH, LateDrafter
-from decoder.engines.vllm.v1.reading import Reading
+from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
 
 
 class V1Adapter(Adapter):
@@ -28,7 +28,7 @@ class V1Adapter(Adapter):
         *args: Any,
         late: LateDrafter | None = None,
         shares_blocks: bool = True,
-        reading: Reading | None = None,
+        reading: PrefillBudget | None = None,
         **rest: Any,
     ) -> None:
         """Put an adapter together.
@@ -117,7 +117,7 @@ class V1Adapter(Adapter):
         """See which of the step's requests are read, and whether there is room to read later."""
         with self.sparing("the drafter could not follow"):
             # An ended request's blocks may be given to a later prompt that begins alike.
-            late.meet(names, reads=self.reading is None or self.reading.wanted)
+            late.meet(names, reads=self.reading is None or self.reading.allows)
             self.unread = late.skipped.intersection(names)
             self.usual = late.caught_up < MUCH
             scheduled = scheduler_output.num_scheduled_tokens
@@ -144,7 +144,7 @@ class V1Adapter(Adapter):
         try:
             drafts = draft()
             return list(drafts.tolist()) if plan.k else []
-        except Exception:  # noqa: BLE001 - told by the complaints
+        except Exception:  # noqa: BLE001 - told by the limited_log
             self.failed()
             return []
 

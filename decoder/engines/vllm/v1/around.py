@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.trials import MODEL
-from decoder.engines.vllm.attached import adapter_of
+from decoder.engines.vllm.hooks import adapter_of
 from decoder.engines.vllm.requirements import reads_with_positions_alone
 from decoder.engines.vllm.v1.drafter import LateDrafter
-from decoder.engines.vllm.v1.reading import Reading
+from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
 from decoder.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def adapter(
         late = LateDrafter(runner.drafter)
         # Without the floor a policy has its way whatever that costs, and a side that always drafts
         # is not compared where it cannot: then all is read.
-        if settings.floor and MODEL not in settings.sides:
+        if settings.floor and MODEL not in settings.variants:
             models = (config.model_config, config.speculative_config.draft_model_config)
-            reading = Reading(*(m.get_total_num_hidden_layers() for m in models))
+            reading = PrefillBudget(*(m.get_total_num_hidden_layers() for m in models))
     made = V1Adapter(
         *given, late=late, has_model=has_model, reading=reading,
         shares_blocks=bool(config.cache_config.enable_prefix_caching), **rest,

@@ -11,12 +11,12 @@ from tests.conftest import until
 
 FAMILIES = """
 import multiprocessing, os, signal, sys, time
-import decoder.orphans
-from decoder.orphans import watch
-decoder.orphans.GRACE_S, decoder.orphans.LOOK_S = 0.2, 0.1
+import decoder.parent_watchdog
+from decoder.parent_watchdog import watch_parent
+decoder.parent_watchdog.GRACE_S, decoder.parent_watchdog.POLL_S = 0.2, 0.1
 
 def child(context, deaf, grandchild):
-    watch()
+    watch_parent()
     if deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if grandchild:
@@ -25,7 +25,7 @@ def child(context, deaf, grandchild):
     time.sleep(600)
 
 if __name__ == "__main__":
-    watch()
+    watch_parent()
     for method in ("fork", "spawn", "forkserver", "deaf"):
         context = multiprocessing.get_context("fork" if method == "deaf" else method)
         context.Process(target=child, args=(context, method == "deaf", True)).start()

@@ -12,7 +12,7 @@ from scipy.stats import norm, t
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
 from decoder.contracts.trials import PLAIN, Block, Round
-from decoder.trial.effect import FEWEST, FEWEST_AT_END, effect, effect_of, pairs_to_tell
+from decoder.experiment.effect import FEWEST, FEWEST_AT_END, effect, effect_of, pairs_to_tell
 
 Drawn = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 

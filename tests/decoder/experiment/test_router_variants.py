@@ -1,4 +1,4 @@
-"""Sides by turns in a real router: outputs do not change, and the books are exact."""
+"""Sides by interleaver in a real router: outputs do not change, and the books are exact."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from decoder.core.guards.floor import Floor
 from decoder.core.router import RequestOptions
 from decoder.drafting.drafts import STOCK
 from decoder.drafting.suffix import SuffixCache
+from decoder.experiment.interleaver import Interleaver
 from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
-from decoder.trial.turns import Turns
 from tests.conftest import random_policy
 from tests.decoder.simulated import Committed, Router, decode_all
 
@@ -30,8 +30,8 @@ def playing(
     held: dict[str, Policy] | None = None,
     **rest: Any,
 ) -> Router:
-    turns = Turns(names, holdout, held or {}, first_policy("s"), seed=1)
-    return Router(frequency_policy("s"), True, floor=Floor(True), turns=turns, **rest)
+    interleaver = Interleaver(names, holdout, held or {}, first_policy("s"), seed=1)
+    return Router(frequency_policy("s"), True, floor=Floor(True), interleaver=interleaver, **rest)
 
 
 def decode(router: Router, requests: int, tokens: int = 150) -> int:
@@ -47,22 +47,22 @@ def test_the_books_hold_every_token_that_a_cycle_committed() -> None:
     held = {TRIAL: replace(random_policy(), role=TRIAL, share=0.3)}
     router = playing(held=held)
     committed = decode(router, 60)
-    assert router.turns is not None
+    assert router.interleaver is not None
     router.policy = frequency_policy("s")
-    router.turns.next(router.policy)  # gives up what is open
-    sums = router.turns.sums
+    router.interleaver.next_variant(router.policy)  # gives up what is open
+    sums = router.interleaver.totals
     assert set(sums) == {"outside", CHAMPION, TRIAL, *EVERYBODY}
     assert sum(s.tokens for s in sums.values()) == pytest.approx(committed)
     assert all(s.us > 0 and s.cost_us > 0 and s.steps > 0 for s in sums.values())
-    for played in router.turns.rounds:
-        for account in played.accounts:
+    for played in router.interleaver.rounds:
+        for account in played.blocks:
             block = account.block()
             assert sum(g.tokens for g in block.groups) == pytest.approx(block.tokens)
             assert sum(g.cost_us for g in block.groups) == pytest.approx(block.cost_us)
             assert {g.workload for g in block.groups} == {"loops"}
     for side in (PLAIN, SUFFIX, MODEL, CHAMPION):
-        blocks = [a for p in router.turns.rounds for a in p.accounts if a.side.name == side]
-        foretold, tokens = (sum(getattr(a, of) for a in blocks) for of in ("foretold", "tokens"))
+        blocks = [a for p in router.interleaver.rounds for a in p.blocks if a.side.name == side]
+        foretold, tokens = (sum(getattr(a, of) for a in blocks) for of in ("predictable", "tokens"))
         assert 0.5 * tokens < foretold < tokens, "the text loops, whoever decides"
 
 
@@ -102,10 +102,10 @@ def test_a_stock_lookup_leaves_no_trace_in_later_ones() -> None:
 def test_the_worker_learns_to_serve_from_the_champion_alone() -> None:
     router = playing(names=(PLAIN,))
     rates, naps = [], []
-    assert router.turns is not None and router.pause is not None
+    assert router.interleaver is not None and router.pause is not None
     observe, doze = router.rate.observe, router.pause.observe
-    router.rate.observe = lambda *a: (rates.append(router.turns.playing), observe(*a))  # type: ignore
-    router.pause.observe = lambda *a: (naps.append(router.turns.playing), doze(*a))  # type: ignore
+    router.rate.observe = lambda *a: (rates.append(router.interleaver.active), observe(*a))  # type: ignore
+    router.pause.observe = lambda *a: (naps.append(router.interleaver.active), doze(*a))  # type: ignore
     decode(router, 20)
     assert len(router.kept.every) > len(rates) > 0
     told = sum(e.side in ("", CHAMPION) for e in router.kept.every)
@@ -124,11 +124,15 @@ def test_a_side_that_raises_costs_its_block_and_plays_no_more(
 
     held = {TRIAL: replace(random_policy(), role=TRIAL, share=0.5)}
     router = playing((), 0.0, held, rule=rule)
-    assert decode(router, 10) == 10 * 149 and router.turns is not None
+    assert decode(router, 10) == 10 * 149 and router.interleaver is not None
     assert not [e for e in router.kept.every if e.side == TRIAL]
-    assert "'trial' plays no more" in caplog.text
-    turns = router.turns
-    assert (turns.failed, turns.playing, {*turns.sums}) == ({TRIAL: 1}, "", {"outside"})
+    assert "variant 'trial' is disabled" in caplog.text
+    interleaver = router.interleaver
+    assert (interleaver.failures, interleaver.active, {*interleaver.totals}) == (
+        {TRIAL: 1},
+        "",
+        {"outside"},
+    )
 
 
 def test_a_step_that_is_chosen_again_is_counted_once() -> None:
@@ -141,9 +145,9 @@ def test_a_step_that_is_chosen_again_is_counted_once() -> None:
     router = playing((), 0.0, held, rule=rule)
     router.start("r", np.array([1, 2, 3], np.int32), RequestOptions(500, 4096))
     router.observe([Committed("r", [4], 0)], 3)
-    assert router.turns is not None and router.pause is not None
+    assert router.interleaver is not None and router.pause is not None
     steps = 0
-    while not router.turns.failed:
+    while not router.interleaver.failures:
         router.pause.awake = False
         router.choose(["r"])
         router.observe([Committed("r", [4], 0)], 1)
@@ -161,5 +165,5 @@ def test_a_pause_is_in_nobody_s_time() -> None:
     router.stop("r", "abort")  # the client has gone, and nobody else is there
     router.start("s", np.array([1, 2, 3], np.int32), RequestOptions(50, 100))
     router.observe([Committed("s", [4], 0)], 1)
-    assert router.turns is not None
-    assert not sum(s.tokens for s in router.turns.sums.values())
+    assert router.interleaver is not None
+    assert not sum(s.tokens for s in router.interleaver.totals.values())
