@@ -142,7 +142,9 @@ class Adapter:
             with self.sparing("the router could not be told what was drafted"):
                 if self._chosen is not None:
                     report, rows = self._chosen
-                    self.worker.router.drafted(report, [lengths[row] for row in rows], k)
+                    if len(rows) < len(lengths):
+                        lengths = [lengths[row] for row in rows]
+                    self.worker.router.drafted(report, lengths, k)
         self.time(ours=False)
 
     def failed(self) -> None:
@@ -194,13 +196,17 @@ class Adapter:
     def _observed(self, step: BatchStep, rows: Sequence[int]) -> StepReport | None:
         """The report of a step that advanced these ``rows``, as far as the router takes it in."""
         assert self.worker is not None, "only the rank that leads decides"
-        router, names, report = self.worker.router, [step.names[row] for row in rows], None
+        router, report = self.worker.router, None
+        names, sampled, states = step.names, step.sampled, step.states
+        if len(rows) < len(names):
+            names, sampled = [names[row] for row in rows], [sampled[row] for row in rows]
+            states = [states[row] for row in rows]
         with self.sparing("observing failed"):
             report = router.report(
                 names,
-                [step.sampled[row] for row in rows],
+                sampled,
                 [step.verified.get(name, 0) for name in names],
-                [step.states[row].num_tokens for row in rows],
+                [state.num_tokens for state in states],
                 step.step_tokens,
             )
             report.usual, stopped = self.usual, router.counters.stopped

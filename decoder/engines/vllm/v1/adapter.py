@@ -160,10 +160,10 @@ def step_of(
     runner: Any, names: Sequence[str], output: Any, sampled: Sequence[Sequence[int]]
 ) -> BatchStep:
     """The step that a ``GPUModelRunner`` ran by its ``SchedulerOutput``."""
-    requests, ids, drafts = runner.requests, runner.input_batch.token_ids_cpu, dict[str, int]()
-    for name, tokens in output.scheduled_spec_decode_tokens.items():
-        # places kept, or drafts refused by a grammar, are marked with -1 by the scheduler
-        drafts[name] = len(tokens) - tokens.count(-1)
+    requests, ids = runner.requests, runner.input_batch.token_ids_cpu
+    # places kept, or drafts refused by a grammar, are marked with -1 by the scheduler
+    scheduled = output.scheduled_spec_decode_tokens.items()
+    drafts = {name: len(tokens) - tokens.count(-1) for name, tokens in scheduled}
     scheduler = runner.scheduler_config
     limits = EngineLimits(
         runner.input_batch.vocab_size, runner.max_model_len,
