@@ -95,7 +95,11 @@ def test_rounds_are_on_their_topic_and_add_up_to_the_status(
     kafka: KafkaSettings, token_classes: np.ndarray
 ) -> None:
     settings = WorkerSettings(
-        name="w", metrics=False, holdout=0.6, sides=("plain", "suffix", "model"), start="counting"
+        name="w",
+        metrics=False,
+        holdout=0.6,
+        variants=("plain", "suffix", "model"),
+        start="counting",
     )
     worker = make_worker(settings, kafka, "scope", token_classes, has_model=False)
     publisher = PolicyPublisher(kafka)

@@ -186,5 +186,5 @@ def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: boo
 
 
 def test_a_method_that_decides_by_a_rule_is_not_run_without_it() -> None:
-    with pytest.raises(EngineError, match="pass it as choice"):
+    with pytest.raises(EngineError, match="pass it"):
         Session(tiny_engine(0), method("buckets"))

@@ -207,7 +207,7 @@ def test_filling_the_masks_of_a_grammar_takes_no_longer_than_a_step() -> None:
 
     def longest(plain_us: float, grammar: Any) -> int:
         e = engine(config("suffix", tokens=16))
-        e.worker.router.turns = None
+        e.worker.router.interleaver = None
         e.worker.router.costs = LiveCosts(CostTable("t", (1, 64), (plain_us, plain_us)), live=False)
         for number in range(2):
             e.ask(str(number), 40 + number, 120)
@@ -324,7 +324,7 @@ def test_what_the_adapter_takes_is_our_own_time_and_not_the_targets(
         given.pop(name)
     e.runner = Ticking(**given)
     router = e.worker.router
-    router.turns, router.requests.sink = None, (sink := KeepingLog())
+    router.interleaver, router.requests.sink = None, (sink := KeepingLog())
     monkeypatch.setattr(time, "perf_counter", lambda: 1.0 + e.runner.ticks * 1e-6)
     during, drafting = e.adapter.during_step, e.draft
 

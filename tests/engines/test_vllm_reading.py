@@ -115,7 +115,7 @@ class Serves:
         self.account = Late(14, 1)
         self.e = Scheduled(config(tokens=tokens), alike, reading=self.account, blocks=blocks)
         self.e.worker.router._rule = wherever_it_can
-        self.e.worker.router.turns = None
+        self.e.worker.router.interleaver = None
         self.drafted, self.blind = list[str](), set[str]()
         drafted = self.e.worker.router.drafted
 

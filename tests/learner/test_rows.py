@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.events import Origin, decode_batch
-from decoder.contracts.trials import HOLDOUT_SIDES, OWN_DRAFTS, SUFFIX
+from decoder.contracts.trials import HOLDOUT_VARIANTS, OWN_DRAFTS, SUFFIX
 from decoder.experiment.variants import STOCK
 from decoder.policy.rule import ARMS
 from learner import sequences
@@ -69,7 +69,7 @@ def test_drafts_of_a_side_with_limits_of_its_own_are_no_rows() -> None:
 
 def test_whoever_is_shown_the_workers_own_drafts_is_learned_from() -> None:
     shown = {name: side.draft_source for name, side in STOCK.items()}
-    for name in (CHAMPION, TRIAL, *HOLDOUT_SIDES):
+    for name in (CHAMPION, TRIAL, *HOLDOUT_VARIANTS):
         assert (name in OWN_DRAFTS) == (shown.get(name, "worker") == "worker"), name
 
 

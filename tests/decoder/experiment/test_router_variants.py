@@ -61,7 +61,7 @@ def test_the_books_hold_every_token_that_a_cycle_committed() -> None:
             assert sum(g.cost_us for g in block.groups) == pytest.approx(block.cost_us)
             assert {g.workload for g in block.groups} == {"loops"}
     for side in (PLAIN, SUFFIX, MODEL, CHAMPION):
-        blocks = [a for p in router.interleaver.rounds for a in p.blocks if a.side.name == side]
+        blocks = [a for p in router.interleaver.rounds for a in p.blocks if a.variant.name == side]
         foretold, tokens = (sum(getattr(a, of) for a in blocks) for of in ("predictable", "tokens"))
         assert 0.5 * tokens < foretold < tokens, "the text loops, whoever decides"
 
