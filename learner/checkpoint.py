@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 FORMAT: Final = f"hvd.learner.v8-{SCHEMA_ID.rpartition('-')[2]}"
 """Of other features, nothing that was learned is to be gone on from."""
 Tree = dict[str, Any]
-"""What is put into a file: what JSON knows, arrays and dataclasses; it is read back without the
-last, and in the same order."""
+"""What is put into a file: what JSON knows, arrays, dataclasses and models; it is read back without
+the last two, and in the same order."""
 Arrays = dict[str, NDArray[Any]]
 T = TypeVar("T")
 
@@ -136,6 +136,8 @@ def pack(tree: Tree) -> bytes:
             return value.item()
         if is_dataclass(value):
             return {each.name: getattr(value, each.name) for each in fields(value)}
+        if isinstance(value, BaseModel):
+            return value.model_dump()
         if not isinstance(value, np.ndarray | array):
             raise TypeError(f"{value!r} is nothing that a checkpoint holds")
         name = str(len(arrays))

@@ -20,13 +20,15 @@ KEYS: Final = 100_000
 
 @dataclass(frozen=True)
 class Publication:
-    """A bundle on the topic; ``number`` is its publication's."""
+    """A bundle on the topic; ``number`` is its publication's, and ``since`` the first one's of this
+    version that was read in a row with it."""
 
     version: int
     number: int
     partition: int
     offset: int
     share: float = 0.0
+    since: int = 0
 
 
 class Published:
@@ -62,7 +64,8 @@ class Published:
 
     def _saw(self, record: Any) -> None:
         key = record.key or b""
-        if (lain := self._last.get(key)) is not None and lain.partition == record.partition:
+        lain = self._last.get(key)
+        if lain is not None and lain.partition == record.partition:
             del self._last[key]  # of another partition nothing takes its place but a higher number
         if not is_genuine(self._secret, record):
             return  # no worker takes it, and its number counts for nothing, however high it is
@@ -86,9 +89,11 @@ class Published:
             del self.numbers[forgotten]
             self._last.pop(forgotten, None)
         if policy.publication >= highest:  # else it is one that workers pass over
+            same = lain is not None and lain.version == policy.version
             self._last[key] = Publication(
-                policy.version, policy.publication, record.partition, record.offset, policy.share
-            )
+                policy.version, policy.publication, record.partition, record.offset, policy.share,
+                lain.since if lain is not None and same else policy.publication,
+            )  # fmt: skip
 
     def _keep(self, partition: int, offsets: range) -> None:
         """Forget what lay in ``partition`` elsewhere than at ``offsets``."""

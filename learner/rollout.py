@@ -9,10 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Final
 
+from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
+from decoder.contracts.trials import Round
 from learner.comparison import Comparison, Kind, Outcome
 from learner.registry import Standing
 from learner.settings import LearnerSettings
+
+EARLY: Final = 64
+"""Rounds kept until their trial is known: a learner looks at aliases and policies every few
+seconds."""
 
 
 @dataclass
@@ -22,6 +29,7 @@ class Rollout:
 
     ``asked`` and ``pinned`` are what aliases trial and pinned named last, 0 for nothing; ``said``
     is the last move in a sentence. ``verdicts`` counts how comparisons that were ours ended.
+    ``early`` holds the newest rounds that were read before alias or publication of what they tried.
     """
 
     champion: int = 0
@@ -31,12 +39,37 @@ class Rollout:
     one: Comparison | None = None
     outcome: Outcome | None = None
     verdicts: Counter[str] = field(default_factory=Counter)
+    early: list[Round] = field(default_factory=list)
 
     def begin(self, kind: Kind, version: int, over: int, now: float) -> None:
         """Compare ``version`` with champion ``over`` from now on. Mutates."""
         self.one, self.outcome = Comparison(kind, version, over, at=now), None
         what = "on trial against" if kind == "trial" else "watched in comparison with"
         self.said = f"version {self.one.subject} is {what} version {self.one.other}"
+
+    def published(self, number: int, now: float, since: int = 0) -> None:
+        """What is compared lies on the policy topic as publication ``number``, and has since
+        ``since``, where that is known; rounds of it that were read before are taken in. Mutates."""
+        if self.one is None:
+            return
+        self.one.published(since or number, now)
+        self.one.published(number, now)
+        early, self.early = self.early, []
+        for each in early:
+            self.one.take(each, now)
+
+    def take(self, played: Round, now: float) -> None:
+        """Take in a round read at ``now``, seconds since the epoch. One whose trial is not known
+        yet waits until it is: aliases and publications are read apart from rounds. Mutates."""
+        one, mine = self.one, played.block(TRIAL)
+        known = one is not None and one.since > 0
+        if one is not None and known and self.outcome is None:
+            one.take(played, now)
+        if mine is not None and not (one is not None and known and mine.version == one.version):
+            sides = (played.block(side) for side in (CHAMPION, TRIAL, FIRST))
+            blocks = tuple(b.model_copy(update={"groups": ()}) for b in sides if b is not None)
+            kept = played.model_copy(update={"blocks": blocks})
+            self.early = [*self.early, kept][-EARLY:]
 
     def end(self, outcome: Outcome) -> None:
         """Stop comparing, if anything is compared. Mutates."""

@@ -101,8 +101,8 @@ class Rollouts:
             if not self.sequences.admit(played.life, record.partition, played.number):
                 continue
             rollout = self.of.get(played.scope)
-            if rollout is not None and rollout.one is not None and rollout.outcome is None:
-                rollout.one.take(played, time.time())
+            if rollout is not None:
+                rollout.take(played, time.time())
         self.source.done(records)
 
     def follow(self, standings: Mapping[str, Standing]) -> None:
@@ -126,9 +126,7 @@ class Rollouts:
 
     def published(self, policy: Policy) -> None:
         """What was due lies there."""
-        one = self.of[policy.scope].one
-        if one is not None:
-            one.published(policy.publication, time.time())
+        self.of[policy.scope].published(policy.publication, time.time())
 
     def moved(self, done: Moved) -> None:
         """What an outcome asked for is done, or was refused for a person's sake."""
@@ -156,7 +154,7 @@ class Rollouts:
         if one is not None and one is not was:
             log.info("scope %s: %s", scope, rollout.said)
         if one is not None and last is not None and last.version == one.version:
-            one.published(last.number, time.time())
+            rollout.published(last.number, time.time(), last.since)
             one.share = one.share if ours else last.share or SHARE
         elif one is not None and one.number and others:
             rollout.one, rollout.outcome, rollout.asked = None, None, 0  # its holder has ended it

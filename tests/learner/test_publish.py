@@ -52,6 +52,32 @@ def test_each_scope_and_role_is_numbered_by_itself(broker: Broker) -> None:
     other.close()
 
 
+def test_whoever_reads_two_publications_at_once_knows_since_when_a_version_lies_there(
+    broker: Broker,
+) -> None:
+    """A trial whose share grows is published anew; rounds of both publications are its own."""
+    publisher, reader = PolicyPublisher(broker.kafka), Published(broker.kafka)
+    trial, found = replace(random_policy(scope="a"), version=7), []
+    for version, share, reads in ((7, 0.1, False), (7, 0.5, True), (8, 0.1, True), (0, 0.0, True)):
+        if version:
+            publisher.publish(replace(trial, version=version, share=share), 1, "trial")
+        else:
+            publisher.withdraw("a", "trial")
+            publisher.publish(replace(trial, version=8), 1, "trial")
+        if reads:
+            until(lambda: reader.read(5.0))
+            last = reader.last("a", "trial")
+            assert last is not None
+            found.append((last.version, last.number, last.since))
+    publisher.close()
+    reader.close()
+    assert found == [
+        (7, 1_000_002, 1_000_001),
+        (8, 1_000_003, 1_000_003),
+        (8, 1_000_004, 1_000_004),
+    ]
+
+
 def test_a_number_that_leaps_leaves_room_for_the_next(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:

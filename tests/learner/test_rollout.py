@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
+from decoder.trial.effect import WIDTH
 from learner import checkpoint
 from learner.comparison import Outcome
 from learner.registry import Standing
-from learner.rollout import Rollout
+from learner.rollout import EARLY, Rollout
 from learner.settings import LearnerSettings
 from tests.learner.rounds import rounds
 
@@ -88,9 +89,45 @@ def test_the_last_word_on_a_pin_is_that_it_is_over() -> None:
         assert each.said == "version 6 is watched in comparison with version 5"
 
 
+def test_rounds_that_are_read_before_their_trial_is_known_are_its_evidence() -> None:
+    """Of two learners the one that looks at aliases and policies later comes to the same."""
+    sides = {TRIAL: (7, 1.1), CHAMPION: (5, 1.0)}
+    before = rounds(4, sides, publication=1_000_001, life="0a")  # of an earlier trial
+    come = rounds(20, sides, publication=1_000_003) + rounds(
+        20, sides, first=20, publication=1_000_004
+    )
+    found = []
+    for alias, publication in ((0, 0), (4, 4), (4, 12), (14, 44), (44, 44)):
+        rollout, lain = Rollout(champion=5), 1_000_003
+        for number, each in enumerate([*before, *come, None]):
+            if number >= alias:
+                rollout.follow(replace(FIVE, trial=7), NOW)
+            if number >= publication:
+                lain = 1_000_004 if number > 24 else lain
+                rollout.published(lain, NOW, 1_000_003)
+            if each is not None:
+                rollout.take(each, NOW)
+        assert rollout.one is not None and not rollout.early
+        found.append(rollout.one.pairs.numbers)
+    assert len(found[0]) == 20 * 2 * WIDTH and all(each == found[0] for each in found)
+
+
+def test_rounds_without_a_trial_do_not_pile_up() -> None:
+    rollout = Rollout(champion=5)
+    for each in rounds(EARLY + 100, {TRIAL: (7, 1.1), CHAMPION: (5, 1.0), "plain": (0, 1.0)}):
+        rollout.take(each, NOW)
+    assert len(rollout.early) == EARLY and rollout.early[-1].number == EARLY + 99
+    assert {len(each.blocks) for each in rollout.early} == {2}, "no more than is asked of them"
+    for each in rounds(9, {CHAMPION: (5, 1.0), "plain": (0, 1.0)}):
+        rollout.take(each, NOW)
+    assert rollout.early[-1].number == EARLY + 99, "nothing was on trial there"
+
+
 def test_a_rollout_goes_on_from_a_snapshot(tmp_path: Path) -> None:
-    rollout = played(on_trial(), 1.1)
+    rollout, waits = played(on_trial(), 1.1), Rollout()
     rollout.decide(RULES)
-    for each in (rollout, Rollout()):
+    for early in rounds(3, {TRIAL: (7, 1.1), CHAMPION: (5, 1.0)}):
+        waits.take(early, NOW)
+    for each in (rollout, Rollout(), waits):
         checkpoint.write(tmp_path / "file", {"scope": each})
         assert checkpoint.made(Rollout, checkpoint.read(tmp_path / "file")["scope"]) == each

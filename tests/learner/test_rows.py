@@ -21,7 +21,7 @@ from learner.rows import COLUMNS, Buffer, Rows, from_batch, hash_id
 from learner.sequences import Sequences
 from learner.shares import Shares
 from learner.source import Fetched
-from tests.decoder.experiment.test_router_turns import decode, playing
+from tests.decoder.experiment.test_router_variants import decode, playing
 from tests.events import DraftEvent, encode_events, events_of, from_events
 from tests.learner.traffic import NAMES, Traffic
 
