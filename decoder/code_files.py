@@ -67,7 +67,7 @@ class CodeFiles:
         """The file of numba's ``key``: the signature, the processor's name and features, digests of
         byte code and closure."""
         signature, *rest = key
-        held = repr((_versions(), self._sources, [*map(_of_type, signature)], rest))
+        held = repr((_versions(), self._sources, [*map(of_type, signature)], rest))
         return self._folder / f"{self._name}-{hashlib.sha256(held.encode()).hexdigest()[:32]}.nbc"
 
     def load(self, key: tuple[Any, ...]) -> Any:
@@ -193,7 +193,7 @@ def _constant(value: Any) -> str | None:
     return repr(value) if isinstance(value, plain) else None
 
 
-def _of_type(kind: Any) -> Any:
+def of_type(kind: Any) -> Any:
     """A numba type, with the fields that the name of a named tuple leaves out."""
-    parts = [_of_type(part) for part in getattr(kind, "types", ())]
+    parts = [of_type(part) for part in getattr(kind, "types", ())]
     return (str(kind), repr(getattr(kind, "fields", None)), parts)

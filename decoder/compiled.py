@@ -7,10 +7,24 @@ for the next process. Where there is no numba they run as they are written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Callable, Iterator
+from inspect import signature
+from itertools import count
+from operator import is_
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
+from numpy.typing import NDArray
 
 from decoder import code_files
 
@@ -21,137 +35,156 @@ except ImportError:  # no vLLM, or a learner's: the same functions, as they stan
     numba = None
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
-class _Untyped:
-    """In the place of numba's types where there is none."""
-
-    def __getattr__(self, _: str) -> Any:
-        return self
-
-    def __getitem__(self, _: Any) -> Any:
-        return self
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        return self
+def jitted() -> bool:
+    """Whether functions are compiled in this process."""
+    return numba is not None and not numba.config.DISABLE_JIT
 
 
-_of: Any = numba or _Untyped()
-MATRIX: Final = _of.float32[:, ::1]
-FLOATS: Final = _of.float32[::1]
-WHOLES: Final = _of.int64[::1]
-HANDLE: Final = WHOLES
-FIXED: Final = _of.types.Array(_of.float64, 1, "C", readonly=True)
-REALS: Final = _of.float64[::1]
-WHOLE: Final = _of.int64
-REAL: Final = _of.float64
-REALS_3: Final = _of.types.UniTuple(_of.float64, 3)
-YES: Final = _of.boolean
-IDS: Final = _of.int32[::1]
-IDS_2: Final = _of.int32[:, ::1]
-WHOLES_2: Final = _of.int64[:, ::1]
-REALS_2: Final = _of.float64[:, ::1]
-SMALLS: Final = _of.int8[::1]
-BYTES: Final = _of.types.Array(_of.uint8, 1, "C", readonly=True)
-BYTES_2: Final = _of.uint8[:, ::1]
-SCRATCH: Final = _of.types.Tuple((IDS_2, FLOATS))
-"""Types of arguments: arrays are contiguous; a ``FIXED`` one is only read."""
+_NUMBERS: Final[dict[Any, Any]] = (
+    {int: numba.int64, float: numba.float64, bool: numba.boolean} if numba is not None else {}
+)
+
+Int64Array = Annotated[NDArray[np.int64], 1]
+Int32Array = Annotated[NDArray[np.int32], 1]
+Int32Matrix = Annotated[NDArray[np.int32], 2]
+Int64Matrix = Annotated[NDArray[np.int64], 2]
+Float32Array = Annotated[NDArray[np.float32], 1]
+Float32Matrix = Annotated[NDArray[np.float32], 2]
+Float64Array = Annotated[NDArray[np.float64], 1]
+Float64Matrix = Annotated[NDArray[np.float64], 2]
+Uint8Array = Annotated[NDArray[np.uint8], 1]
+Uint8Matrix = Annotated[NDArray[np.uint8], 2]
+ConstantArray = Annotated[NDArray[np.float64], 1, "readonly"]
+"""Annotations of arguments and of fields: contiguous arrays by dtype and dimensions. An array of
+records is ``Annotated[NDArray[Any], DTYPE]``. Signatures are derived from these."""
+Handle = Annotated[NDArray[np.int64], 1]
+"""What :meth:`Handles.of` gives: the addresses and shapes of a named tuple's arrays."""
 
 
-def record(kind: type, *fields: Any) -> Any:
-    """The type of a named tuple whose fields are of these types."""
-    return _of.types.NamedTuple(fields, kind)
+def type_of(annotation: Any) -> Any:
+    """The numba type of an annotated argument: a number, an array, a tuple or a named tuple."""
+    if annotation in _NUMBERS:
+        return _NUMBERS[annotation]
+    if get_origin(annotation) is tuple:
+        return numba.types.Tuple([type_of(part) for part in get_args(annotation)])
+    if get_origin(annotation) is not Annotated:
+        fields = get_type_hints(annotation, include_extras=True)
+        return numba.types.NamedTuple([type_of(fields[f]) for f in annotation._fields], annotation)
+    array, first, *rest = get_args(annotation)
+    if isinstance(first, np.dtype):
+        return numba.from_dtype(first)[::1]
+    dtype = numba.from_dtype(np.dtype(get_args(get_args(array)[1])[0]))
+    return numba.types.Array(dtype, first, "C", readonly=bool(rest))
 
 
-class Handle:
-    """Arrays of a named tuple as one argument of a compiled function, which opens it by
-    :func:`opener`: taking a tuple apart for a call costs half a microsecond an array."""
+class Handles(Generic[T]):
+    """One argument in the place of many arrays: unboxing each costs a compiled call 40 ns or more.
 
-    __slots__ = ("_arrays", "_places")
+    Holds the arrays, whose addresses it gives to a function that :func:`opener` made a reader for.
+    """
+
+    __slots__ = ("_handle", "_held")
 
     def __init__(self) -> None:
-        self._arrays: Any = None
+        self._held: tuple[Any, ...] = ()
+        self._handle: Any = None
 
-    def of(self, arrays: Any) -> Any:
-        """What stands for ``arrays`` until it is asked for others; without numba they themselves.
-
-        It knows where they lie, so they live as long.
-        """
-        if arrays is not self._arrays:
-            self._arrays = self._places = arrays
-            if numba is not None and not numba.config.DISABLE_JIT:
-                places = [number for a in arrays for number in (a.ctypes.data, *a.shape)]
-                self._places = np.array(places, np.int64)
-        return self._places
+    def of(self, held: T) -> Any:
+        """The handle of a named tuple of arrays, or of such tuples; without numba the tuple
+        itself. Made anew where an array was replaced."""
+        if not (self._held and all(map(is_, held, self._held))):  # type: ignore[call-overload]
+            self._held = self._handle = held  # type: ignore[assignment]
+            if jitted():
+                self._handle = np.array([*_numbers_of(held)], np.int64)
+        return self._handle
 
 
-def opener(kind: Any) -> Callable[[Any], Any]:
-    """A function, for compiled ones alone, that gives the named tuple of type ``kind`` (of
-    :func:`record`) that a handle stands for."""
-    if numba is None or numba.config.DISABLE_JIT:
+def _numbers_of(held: Any) -> Iterator[int]:
+    for part in held:
+        if isinstance(part, tuple):
+            yield from _numbers_of(part)
+        else:
+            yield part.ctypes.data
+            yield from part.shape
+
+
+def opener(kind: type[T]) -> Callable[[Any], T]:
+    """A function, for compiled ones, that gives the named tuple of class ``kind`` that a handle
+    stands for."""
+    if not jitted():
         return lambda handle: handle
     from numba.core import cgutils, types
     from numba.np.arrayobj import make_array, populate_array
 
+    opened = type_of(kind)
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         handle = make_array(signature.args[0])(context, builder, arguments[0])
-        fields, at = list[Any](), 0
-        for field in kind.types:
-            place, *shape = (
-                builder.load(cgutils.gep_inbounds(builder, handle.data, at + i))
-                for i in range(1 + field.ndim)
-            )
-            at += 1 + field.ndim
+        places = count()
+
+        def number() -> Any:
+            return builder.load(cgutils.gep_inbounds(builder, handle.data, next(places)))
+
+        def array_of(field: Any) -> Any:
+            address, *shape = (number() for _ in range(1 + field.ndim))
             array = make_array(field)(context, builder)
             size = context.get_abi_sizeof(context.get_data_type(field.dtype))
             step = context.get_constant(types.intp, size)
             strides = [step] * field.ndim
             for i in range(field.ndim - 1, 0, -1):
                 strides[i - 1] = builder.mul(strides[i], shape[i])
-            data = builder.inttoptr(place, array.data.type)
+            data = builder.inttoptr(address, array.data.type)
             populate_array(array, data, shape, strides, step, None)
-            fields.append(array._getvalue())
-        return context.make_tuple(builder, kind, fields)
+            return array._getvalue()
 
-    made: Any = intrinsic(lambda _, handle: (kind(handle), generate))
-    made.sources = {repr((repr(kind), *kind.fields)), *code_files.dependencies(opener)}
-    return cast("Callable[[Any], Any]", made)
+        def value_of(held: Any) -> Any:
+            if isinstance(held, types.NamedTuple):
+                return context.make_tuple(builder, held, [value_of(part) for part in held.types])
+            return array_of(held)
 
+        return value_of(opened)
 
-def rows_of(kind: Any) -> Any:
-    """The type of an array of rows of the structured dtype ``kind``."""
-    return numba.from_dtype(kind)[::1] if numba is not None else None
+    made: Any = intrinsic(lambda _, handle: (opened(handle), generate))
+    made.sources = {repr(code_files.of_type(opened)), *code_files.dependencies(opener)}
+    return cast("Callable[[Any], T]", made)
 
 
 def compilable(*functions: Any) -> None:
     """Let compiled functions call these, which themselves run as they are written, on arrays."""
-    if numba is not None and not numba.config.DISABLE_JIT:
+    if jitted():
         for function in functions:
             register_jitable(nogil=True, error_model="numpy")(function)
             function.sources = code_files.dependencies(function)
 
 
-def compiled(signature: tuple[Any, ...] | None = None) -> Callable[[F], F]:
-    """Compile a function at once for arguments of ``signature``, or when a caller needs it.
+def compiled(function: F) -> F:
+    """Compile a function when a compiled one calls it.
 
     What is kept on disk is found again only where nothing that it was made of differs, see
     :mod:`decoder.code_files`.
     """
+    if not jitted():
+        return function
+    options = {"nogil": True, "error_model": "numpy"}
+    sources = code_files.dependencies(function)
+    try:
+        made = numba.njit(cache=True, **options)(function)
+        code_files.attach(made, sources)
+    except RuntimeError:  # no folder to keep it in: compiled again in every process
+        made = numba.njit(**options)(function)
+    made.sources = sources
+    return made  # type: ignore[no-any-return]
 
-    def decorate(function: F) -> F:
-        if numba is None or numba.config.DISABLE_JIT:
-            return function
-        options = {"nogil": True, "error_model": "numpy"}
-        sources = code_files.dependencies(function)
-        try:
-            made = numba.njit(cache=True, **options)(function)
-            code_files.attach(made, sources)
-        except RuntimeError:  # no folder to keep it in: compiled again in every process
-            made = numba.njit(**options)(function)
-        made.sources = sources
-        if signature:
-            made.compile(signature)
-            made.disable_compile()
-        return made  # type: ignore[no-any-return]
 
-    return decorate
+def entry_point(function: F) -> F:
+    """Compile a function that Python calls, at once, for the types that its arguments are annotated
+    with; it takes no others."""
+    made: Any = compiled(function)
+    if made is not function:
+        hints = get_type_hints(function, include_extras=True)
+        made.compile(tuple(type_of(hints[name]) for name in signature(function).parameters))
+        made.disable_compile()
+    return made  # type: ignore[no-any-return]

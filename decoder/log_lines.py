@@ -1,8 +1,8 @@
-"""Log lines as JSON: an object a line, in which what a message names is a field.
+"""Log formatters: lines of text, or one JSON object a line with the message's arguments as fields.
 
-``scope %s: version %d published`` has the fields ``scope`` and ``version`` beside the message, so
-that whoever collects logs can follow a policy from the learner to the workers. No line holds text
-of a request, and its names are pseudonyms.
+``scope %s: version %d published`` has the fields ``scope`` and ``version`` beside the message. A
+log collector can follow a policy from the learner to the workers by them. No line holds text of a
+request; the names in it are pseudonyms.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from pythonjsonlogger.json import JsonFormatter
 
-from decoder.contracts.redacted import redacted
+from decoder.contracts.masking import masked
 
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 FIELDS: Final = frozenset({"scope", "version", "number", "term", "request", "partition"})
-_PLACES: Final = re.compile(r"(?:(\w+) )?%[-+#0 ]*\d*(?:\.\d+)?[sdrfg]")
+_ARGUMENTS: Final = re.compile(r"(?:(\w+) )?%[-+#0 ]*\d*(?:\.\d+)?[sdrfg]")
 
 
 class TextLines(logging.Formatter):
@@ -27,8 +27,8 @@ class TextLines(logging.Formatter):
         super().__init__(TEXT)
 
     def format(self, record: logging.LogRecord) -> str:
-        """As a line and its exception if any, without passwords of addresses."""
-        return redacted(super().format(record))
+        """The line, and the exception if any; passwords in addresses are masked."""
+        return masked(super().format(record))
 
 
 class JsonLines(JsonFormatter):
@@ -42,15 +42,15 @@ class JsonLines(JsonFormatter):
         )
 
     def format(self, record: logging.LogRecord) -> str:
-        """As a line, without passwords of addresses."""
-        return redacted(super().format(record))
+        """The line; passwords in addresses are masked."""
+        return masked(super().format(record))
 
     def add_fields(
         self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]
     ) -> None:
-        """Add what the message names to ``log_data``, which is mutated."""
+        """Add the arguments that the message names. Mutates ``log_data``."""
         super().add_fields(log_data, record, message_dict)
-        names = _PLACES.findall(record.msg) if isinstance(record.msg, str) else []
+        names = _ARGUMENTS.findall(record.msg) if isinstance(record.msg, str) else []
         given = record.args if isinstance(record.args, tuple) else ()
         if len(names) == len(given):
             fields = zip(names, given, strict=True)

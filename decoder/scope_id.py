@@ -1,7 +1,7 @@
-"""The scope of a policy: which target, which drafter, which features it was learned for.
+"""The scope of a policy: the target, drafter and feature schema that it was learned for.
 
-A payoff learned on one model says nothing about another, and a drafter swap moves the best
-decision, so a worker takes policies of its own scope only.
+A payoff learned on one model says nothing about another, and another drafter changes the best
+decision. A worker therefore accepts policies of its own scope only.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from decoder.contracts.features import SCHEMA_ID
 
 CHUNKS = 64
 CHUNK_BYTES = 65_536
-"""Weights are read at 64 even places: enough to tell two checkpoints apart, and quick at 16 GB."""
+"""Weights are sampled at 64 evenly spaced offsets: that distinguishes checkpoints, and is fast at
+16 GB."""
 
 
 def checkpoint_digest(path: Path) -> str:
-    """Digest of the weights in a checkpoint directory, blind to file metadata and configuration.
+    """Digest of the weights in a checkpoint directory; ignores file metadata and configuration.
 
     Raises:
         ModelError: the directory holds no safetensors file.

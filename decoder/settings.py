@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import Settings
-from decoder.contracts.trials import HOLDOUT_SIDES
+from decoder.contracts.trials import HOLDOUT_VARIANTS
 
 FACTOR: Final = 4.0
 WHOLE_FACTOR: Final = 2.0
-"""Tokens of a cache draft for each one matched: where a policy foresees which place to cut at, and
-where a rule verifies drafts whole, which loses by longer ones (decision 12)."""
+"""Tokens of a cache draft for each matched token: where a policy predicts where to truncate, and
+where a rule verifies whole drafts and loses by longer ones (decision 12)."""
 
 
 def user_cache() -> Path:
-    """Where this project keeps for one user what can be made again.
+    """The user's cache folder of this project, whose files can be rebuilt.
 
     Raises:
         SettingsError: the user has no such folder.
@@ -30,69 +31,70 @@ def user_cache() -> Path:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # a container's user that no file knows
         raise SettingsError(
-            "this user has no home: set HOME, or XDG_CACHE_HOME, to a folder that it may write."
+            "this user has no home: set HOME, or XDG_CACHE_HOME, to a writable folder."
         ) from None
     return root / "hybrid-verified-decoding"
 
 
 class WorkerSettings(Settings):
-    """What two deployments of a worker may want to differ in.
+    """What two deployments of a worker may set differently.
 
-    The suffix-cache defaults are Table 7 of the paper, but for the factor: a policy that chooses
-    how much of a draft to verify loses nothing by being shown more of it.
+    The suffix-cache defaults are Table 7 of the paper, except the factor: a policy that chooses how
+    much of a draft to verify loses nothing by seeing more of it.
     """
 
+    renamed: ClassVar[Mapping[str, str]] = {"HVD_WORKER_SIDES": "HVD_WORKER_VARIANTS"}
     model_config = SettingsConfigDict(env_prefix="HVD_WORKER_", frozen=True, extra="forbid")
 
     enabled: bool = Field(False, description="switches the vLLM plugin on")
     name: str = Field(
         default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
         min_length=1,
-        max_length=250,  # a record takes six more
-        description="how this worker calls itself in telemetry",
+        max_length=250,  # a record adds six
+        description="name of this worker in telemetry",
     )
     telemetry: bool = Field(True, description="send events to Kafka and take policies from it")
     metrics: bool = Field(True, description="publish Prometheus metrics")
     queue_size: int = Field(
         262_144,
         ge=1,
-        description="draft events that may wait in memory, half a KiB each, while Kafka is away; "
-        "later ones are dropped",
+        description="draft events to buffer in memory, half a KiB each, while Kafka is away; later "
+        "ones are dropped",
     )
     events_per_s: float = Field(
         0.0,
         ge=0,
         le=1e9,
-        description="draft events sent a second, about: above it whole requests are left out, by "
-        "chance; 0 sends all",
+        description="approximate draft events a second; above it, requests are sampled at random "
+        "(head sampling); 0 sends all",
     )
     policy_file: Path | None = Field(None, description="bundle to start from, before Kafka answers")
     start: Literal["first", "counting"] = Field(
         "first",
-        description="what decides before anything is learned: the first policy, or counted scores",
+        description="initial policy: the shipped first policy, or counted scores",
     )
     holdout: float = Field(
         0.02,
         ge=0,
         le=0.9,
-        description="part of the steps that the sides compared for ever share; 0 compares none",
+        description="share of steps for the permanent live comparison; 0 compares nothing",
     )
-    sides: Annotated[tuple[str, ...], NoDecode] = Field(
-        ("plain",), description=f"who they are, with commas: {', '.join(HOLDOUT_SIDES)}"
+    variants: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("plain",),
+        description=f"variants compared with the champion, comma-separated: "
+        f"{', '.join(HOLDOUT_VARIANTS)}",
     )
     floor: bool = Field(True, description="fall back to the best fixed arm while it is faster")
     model_draft_tokens: int = Field(4, ge=1, le=16, description="tokens of an EAGLE3 chain at most")
     tenants: Literal["middleware", "client", "shared"] = Field(
         "shared",
-        description="who says whose a request is: the middleware, which hvd serve switches on; the "
-        "client itself, in vllm_xargs.hvd_tenant; or nobody, and all requests share",
+        description="source of a request's tenant: the middleware, which hvd serve enables; the "
+        "client, in vllm_xargs.hvd_tenant; or none: all requests share text",
     )
     tenant_header: str = Field(
         "", description="header that names the tenant; one that only your gateway can set"
     )
-    id_key: str = Field(
-        "", repr=False, description="the operator's key, under which names are hashed"
-    )
+    id_key: str = Field("", repr=False, description="the operator's key, which hashes names")
     id_key_file: Path | None = Field(None, description="file that holds the key instead")
     suffix_max_depth: int = Field(
         64, ge=2, le=512, description="tokens of context and cache draft together at most"
@@ -102,24 +104,26 @@ class WorkerSettings(Settings):
         default_factory=lambda given: WHOLE_FACTOR if given.get("start") == "counting" else FACTOR,
         gt=0,
         le=512,
-        description="tokens of a cache draft, at most, for each context token matched; fewer where "
-        "counted scores decide at first, which verify drafts whole",
+        description="tokens of a cache draft, at most, for each context token matched; lower where "
+        "counted scores decide first, which verify whole drafts",
     )
     suffix_max_offset: float = Field(
-        0.0, ge=-512, le=512, description="tokens added to that, whatever was matched"
+        0.0, ge=-512, le=512, description="tokens added to that, whatever the match"
     )
     suffix_min_prob: float = Field(
-        0.1, ge=0, le=1, description="counted chance below which a cache draft does not go on"
+        0.1, ge=0, le=1, description="counted probability below which a cache draft ends"
     )
-    cache_gib: float = Field(  # positions of more would not be int32
-        2.0, gt=0, le=56, description="GiB that text to copy from takes, of all tenants together"
+    cache_gib: float = Field(  # a larger cache would overflow int32 positions
+        2.0, gt=0, le=56, description="GiB of text to copy from, all tenants together"
     )
 
-    @field_validator("sides", mode="before")
+    @field_validator("variants", mode="before")
     @classmethod
-    def _named(cls, value: Any) -> tuple[str, ...]:
+    def _known_variants(cls, value: Any) -> tuple[str, ...]:
         given = value.split(",") if isinstance(value, str) else value
         names = tuple(dict.fromkeys(name for part in given if (name := str(part).strip())))
-        if any(name not in HOLDOUT_SIDES for name in names):
-            raise ValueError(f"name some of {', '.join(HOLDOUT_SIDES)}, with commas between them")
+        if any(name not in HOLDOUT_VARIANTS for name in names):
+            raise ValueError(
+                f"name some of {', '.join(HOLDOUT_VARIANTS)}, with commas between them"
+            )
         return names

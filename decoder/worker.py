@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.admission import Admission, check_pace
+from decoder.admission import Admission, check_size
 from decoder.contracts.bundle import TRIAL, Policy, frequency_policy
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.events import Origin
@@ -28,15 +28,15 @@ from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
+from decoder.experiment.interleaver import Interleaver
 from decoder.feed import PolicyFeed
 from decoder.policy.first import first_or_counting
 from decoder.policy.probes import from_bytes
 from decoder.settings import WorkerSettings
-from decoder.telemetry.books import Accounts
-from decoder.telemetry.handover import Handover
+from decoder.telemetry.delivery import DeliveryReport
 from decoder.telemetry.metrics import MetricsPage
 from decoder.telemetry.ring import Ring
-from decoder.trial.turns import Turns
+from decoder.telemetry.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ class Worker:
     scope: str
     router: DraftRouter
     admission: Admission
-    turns: Turns
+    interleaver: Interleaver
     life: str
-    handover: Handover | None = None
+    supervisor: Supervisor | None = None
     feed: PolicyFeed | None = None
     page: MetricsPage | None = None
     faults: int = 0
@@ -59,9 +59,9 @@ class Worker:
     def status(self) -> WorkerStatus:
         """The worker's status record of this moment."""
         counters, policy = self.router.counters, self.router.policy
-        events = self.handover.accounts() if self.handover else Accounts()
+        events = self.supervisor.report() if self.supervisor else DeliveryReport()
         floor, costs, cache = self.router.floor, self.router.costs.table, self.router.cache
-        trial, turns = self.admission.held.get(TRIAL), self.turns
+        trial, interleaver = self.admission.held.get(TRIAL), self.interleaver
         return WorkerStatus(
             process=self.settings.name,
             scope=self.scope,
@@ -114,13 +114,15 @@ class Worker:
             faults=self.faults,
             sides={
                 name: SideSums(steps=s.steps, tokens=s.tokens, us=s.us, cost_us=s.cost_us)
-                for name, s in turns.sums.items()
+                for name, s in interleaver.totals.items()
             },
-            side=turns.playing,
-            sides_failed=dict(turns.failed),
-            rounds_made=turns.made,
+            side=interleaver.active,
+            sides_failed=dict(interleaver.failures),
+            rounds_made=interleaver.rounds_made,
             rounds_sent=events.rounds_sent,
-            rounds_dropped=turns.dropped + events.rounds_dropped if self.handover else 0,
+            rounds_dropped=interleaver.rounds_dropped + events.rounds_dropped
+            if self.supervisor
+            else 0,
             trial_version=trial.version if trial else 0,
             trial_publication=trial.publication if trial else 0,
             trial_share=trial.share if trial else 0.0,
@@ -131,8 +133,8 @@ class Worker:
         if self.feed is not None:
             self.feed.stop()  # events go first: whoever ends this process does not wait for long
         self.router.close()
-        if self.handover is not None:
-            self.handover.close()
+        if self.supervisor is not None:
+            self.supervisor.close()
         if self.feed is not None:
             self.feed.close()
         if self.page is not None:
@@ -164,16 +166,16 @@ def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
                 "HVD_WORKER_POLICY_FILE, or unset it."
             ) from error
         chosen = from_bytes(data, scope)
-        check_pace(chosen)
+        check_size(chosen)
         return replace(chosen, scope=scope)
     return frequency_policy(scope) if settings.start == "counting" else first_or_counting(scope)
 
 
-def _sides(settings: WorkerSettings, has_model: bool) -> tuple[str, ...]:
-    """Those of the settings that this engine can play."""
-    if MODEL in settings.sides and not has_model:
-        log.warning("there is no model drafter: the side %r is left out", MODEL)
-    return tuple(name for name in settings.sides if has_model or name != MODEL)
+def _variants(settings: WorkerSettings, has_model: bool) -> tuple[str, ...]:
+    """Variants of the settings that this engine can run."""
+    if MODEL in settings.variants and not has_model:
+        log.warning("there is no model drafter: the variant %r is left out", MODEL)
+    return tuple(name for name in settings.variants if has_model or name != MODEL)
 
 
 def make_worker(
@@ -202,9 +204,9 @@ def make_worker(
         router.policy = policy
 
     admission = Admission(scope, apply, policy)
-    sides = _sides(settings, has_model)
-    turns = Turns(
-        sides,
+    variants = _variants(settings, has_model)
+    interleaver = Interleaver(
+        variants,
         settings.holdout,
         admission.held,
         first_or_counting(scope),
@@ -218,16 +220,16 @@ def make_worker(
         costs=LiveCosts(),
         floor=Floor(has_model) if settings.floor else None,
         longest=longest,
-        turns=turns,
+        interleaver=interleaver,
     )  # fmt: skip
-    worker = Worker(settings, scope, router, admission, turns, life)
+    worker = Worker(settings, scope, router, admission, interleaver, life)
     if ring is not None:
         origin = Origin(scope, settings.name, worker.life, target, drafter)
-        worker.handover = Handover(
-            kafka, ring, origin, worker.status, turns, settings.events_per_s
+        worker.supervisor = Supervisor(
+            kafka, ring, origin, worker.status, interleaver, settings.events_per_s
         )  # fmt: skip
         worker.feed = PolicyFeed(kafka, scope, worker.admission)
-        worker.handover.start()
+        worker.supervisor.start()
         worker.feed.start()
     if settings.metrics:
         worker.page = MetricsPage(worker.status)

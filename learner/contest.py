@@ -12,7 +12,6 @@ champion, and its evidence may begin at any time, so that a long bad stretch can
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -97,7 +96,7 @@ class Contest:
         """``champion`` is served from ``row`` on: all evidence was against another. Mutates."""
         self.champion = champion
         self.seats = [None] * SEATS
-        if mark(champion) != mark(self.first):
+        if champion.digest != self.first.digest:
             self.seat_first(row)
 
     def seat_first(self, row: int) -> None:
@@ -147,11 +146,3 @@ class Contest:
             if one.judged >= age and one.bets.evidence < PROMISING:
                 return seat
         return None
-
-
-def mark(policy: Policy) -> str:
-    """The same for policies that choose alike, whatever they are called."""
-    sha = hashlib.sha256(f"{policy.kind} {policy.threshold} {policy.use_model}".encode())
-    for part in (part for layer in policy.folded for part in layer):
-        sha.update(np.ascontiguousarray(part).tobytes())
-    return sha.hexdigest()

@@ -18,10 +18,10 @@ from kafka.errors import CommitFailedError, RebalanceInProgressError
 from kafka.partitioner.default import murmur2
 from kafka.structs import OffsetAndMetadata
 
-from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
 from decoder.kafka.clients import AWAY, close, open_consumer
+from decoder.limited_log import LimitedLog
 
 SESSION_MS: Final = 10_000
 """A member that was lost is put out after this; it has missed three beats."""
@@ -70,7 +70,7 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]
         self._thread: threading.Thread | None = None
         self._left = threading.Event()
         self._turned_at = 0.0
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
 
     @property
     def owned(self) -> frozenset[int]:
@@ -119,10 +119,10 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]
                 with suppress(*_MEANWHILE):  # to wait would lose the answer
                     self._remember()
             except AWAY as error:
-                self._complaints.warning("group %s: %r; going on trying", self._name, error)
+                self._limited_log.warning("group %s: %r; going on trying", self._name, error)
                 self._left.wait(RETRY_SECONDS)
             except Exception:  # noqa: BLE001 -- else nobody would know that the membership ended
-                self._complaints.exception(f"group {self._name}: its client failed; joining again")
+                self._limited_log.exception(f"group {self._name}: its client failed; joining again")
                 close(self._consumer)
                 self._consumer = None
                 self._left.wait(RETRY_SECONDS)

@@ -17,14 +17,14 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from decoder.complaints import Complaints
 from decoder.contracts.bundle import LEAP, NUMBERS_A_TERM
-from decoder.contracts.events import NAME_LENGTH
+from decoder.contracts.fields import NAME_LENGTH
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
 from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
 from decoder.kafka.compacted import Compacted
 from decoder.kafka.faults import tell
+from decoder.limited_log import LimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Lease:
         self._until: dict[str, float] = {}  # by our clock; of scopes that are ours
         self._beat = 0
         self._own_read_at = time.monotonic()
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
         self._look_at = 0.0
 
     def turn(
@@ -172,7 +172,7 @@ class Lease:
         sent = self._sent.setdefault(scope, deque(maxlen=BEATS))
         sent.append((claim.beat, time.monotonic()))
         if len(sent) == BEATS and sent[0][1] > self._own_read_at:
-            self._complaints.warning(
+            self._limited_log.warning(
                 f"topic {LEASE.name} does not keep what is written: of the last {BEATS} claims for "
                 "scope %s none was read back, and without a lease nothing is published. See who "
                 "else writes or deletes there, and let hvd doctor look at the topic.", scope,
@@ -193,7 +193,7 @@ class Lease:
         under_way.add_errback(self._refused)
 
     def _refused(self, error: BaseException) -> None:
-        tell(self._complaints, LEASE.name, "written", error)
+        tell(self._limited_log, LEASE.name, "written", error)
 
     def _ends_at(self, scope: str, claim: Claim) -> float:
         """Until when ``claim`` is our lease; 0 where it is none."""

@@ -9,23 +9,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import isnan
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.complaints import Complaints
 from decoder.contracts.errors import EventRefused, SchemaUnknown
-from decoder.contracts.events import (
-    COLUMNS,
-    LIMITS,
-    EventBatch,
-    Source,
-    decode_batch,
-    encode_columns,
-)
+from decoder.contracts.events import EventBatch, Source, decode_batch, encode_batch
+from decoder.contracts.fields import LIMITS
+from decoder.limited_log import LimitedLog
 from learner.publish import DeadLetters
 from learner.rows import Rows, from_batch, taught_by
 from learner.sequences import Sequences
@@ -104,19 +97,9 @@ def encode_lessons(lessons: Lessons, source: Source) -> bytes:
     """A record of ``hvd.lessons.v2`` with the rows that were kept, at least one.
 
     Raises:
-        EventRefused: as :func:`encode_columns`; nothing that was decoded does so.
+        EventRefused: as :func:`encode_batch`; nothing that was decoded does so.
     """
-    batch, rows = lessons.batch, lessons.kept
-    columns: dict[str, list[Any]] = {
-        name: batch.numbers[name][rows].tolist()
-        if name in batch.numbers
-        else [batch.names[name][row] for row in rows]
-        for name in COLUMNS
-    }
-    model = columns["model_accepted"]
-    columns["model_accepted"] = [None if isnan(length) else int(length) for length in model]
-    features = batch.features[rows].astype(np.float64)
-    return encode_columns(columns, features, batch.origin, batch.sequence, source)
+    return encode_batch(replace(lessons.batch.take(lessons.kept), source=source))
 
 
 class Intake:
@@ -145,7 +128,7 @@ class Intake:
         self.records = self.events = 0
         self._shares = shares
         self._relayed = relayed
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
 
     def admit(self, record: Fetched) -> Lessons | None:
         """What is new in ``record``; None where it was refused, or came before."""
@@ -157,7 +140,7 @@ class Intake:
         except EventRefused as error:
             self.refused[error.reason] += 1
             if isinstance(error, SchemaUnknown):
-                self._complaints.warning(
+                self._limited_log.warning(
                     "draft events of feature schema %r are counted and passed over: their worker "
                     "is of another version than this learner", error.schema,
                 )  # fmt: skip

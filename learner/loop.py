@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from decoder.complaints import Complaints
 from decoder.contracts.bundle import CHAMPION, TRIAL, Policy
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import LESSONS
 from decoder.kafka.clients import AWAY
+from decoder.limited_log import LimitedLog
 from learner import state, topics
 from learner.group import Group
 from learner.home import holder_of, occupied
@@ -94,7 +94,7 @@ class Learner:
         self.status = StatusProducer(kafka)
         self.vitals = Vitals()
         self.standings: Mapping[str, Standing] = {}
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
         self._seen = False  # whether the registry has said, once, what stands in it
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self._written_at = time.monotonic()
@@ -201,7 +201,7 @@ class Learner:
             won = scope.candidate()
             winner = registration_of(scope, won, read) if won is not None else None
         except Exception:  # noqa: BLE001 -- one record must not end the learner, nor this scope
-            self._complaints.exception(
+            self._limited_log.exception(
                 "scope %s: a record could not be learned from: back to what was saved", name
             )
             self.faults += 1
@@ -303,7 +303,7 @@ class Learner:
                     replace(policy, share=share), self.lease.term(name), role
                 )
             except BrokerError as error:
-                self._complaints.warning(
+                self._limited_log.warning(
                     "%s; what was published stays, and it is tried again", error
                 )
                 return

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
-from decoder.complaints import Complaints
 from decoder.contracts.bundle import MAX_BUNDLE_BYTES, NUMBERS_A_TERM, Policy
 from decoder.contracts.errors import BrokerError, EventRefused
 from decoder.contracts.settings import KafkaSettings
@@ -17,6 +16,7 @@ from decoder.contracts.signature import signed
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import DEAD, DRAFTS, POLICY, STATUS, Topic, policy_key
 from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_brief_producer, open_producer
+from decoder.limited_log import LimitedLog
 from decoder.policy.probes import to_bytes
 from learner.published import Published
 from learner.source import Fetched
@@ -49,7 +49,7 @@ class PolicyPublisher:
         self._kafka = kafka
         self._producer: Any = None
         self._sent: dict[bytes, Sent] = {}
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
 
     def waits(self, scope: str, role: str, version: int = 0, share: float = 0.0) -> bool:
         """Whether ``version``, or a tombstone for 0, was sent in vain and is not due again yet."""
@@ -140,7 +140,7 @@ class PolicyPublisher:
         pause = min(2.0**vain, LONGEST_PAUSE_SECONDS) if vain > 0 else 0.0
         self._sent[key] = Sent((version, share), times, now + pause)
         if pause:
-            self._complaints.warning(
+            self._limited_log.warning(
                 f"topic {POLICY.name} does not keep what is published: version %d for %s was sent "
                 "%d times (0: its end), and again in %.0f s. See who else writes or deletes there, "
                 "and let hvd doctor look at the topic.", version, key.decode(), times, pause,
@@ -163,7 +163,7 @@ class BriefProducer:
         self._kafka, self._purpose = kafka, purpose
         self._producer: Any = None
         self._retry_at = 0.0
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
 
     def put(self, topic: Topic, value: bytes, key: bytes | None, headers: list[Header]) -> None:
         """Hand a record to the client, or count it as failed."""
@@ -186,7 +186,7 @@ class BriefProducer:
 
     def _lost(self, failure: BaseException) -> None:
         self.failed += 1
-        self._complaints.warning("the broker takes no %s: %s", self._purpose, failure)
+        self._limited_log.warning("the broker takes no %s: %s", self._purpose, failure)
         self._retry_at = time.monotonic() + RETRY_SECONDS
 
 
@@ -230,5 +230,7 @@ class DeadLetters(BriefProducer):
 
     def send(self, record: Fetched, error: EventRefused) -> None:
         """Hand ``record`` to the client, or count it as failed."""
-        self._complaints.warning("record %d/%d refused: %s", record.partition, record.offset, error)
+        self._limited_log.warning(
+            "record %d/%d refused: %s", record.partition, record.offset, error
+        )
         self.put(DEAD, record.value, record.key, headers_of(record, error, self._topic))

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from decoder.complaints import Complaints
 from decoder.contracts.bundle import LEAP, NUMBERS_A_TERM, unpack
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.signature import is_genuine
 from decoder.contracts.topics import POLICY, policy_key
 from decoder.kafka.compacted import Compacted
+from decoder.limited_log import LimitedLog
 
 KEYS: Final = 100_000
 """Scopes and roles that are followed, the ones published last: anybody may make scopes up."""
@@ -42,7 +42,7 @@ class Published:
     def __init__(self, kafka: KafkaSettings, numbers: Mapping[bytes, int] = {}) -> None:
         self.numbers = dict(numbers)
         self._secret = kafka.policy_key
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
         self._last: dict[bytes, Publication] = {}
         self._log = Compacted(kafka, POLICY, self._saw, self._keep)
 
@@ -77,7 +77,7 @@ class Published:
             return
         highest = self.numbers.get(key, 0)
         if policy.publication > highest + LEAP:
-            self._complaints.warning(
+            self._limited_log.warning(
                 "%s has publication %d, which is nobody's count: it is passed over. See who writes "
                 "to the topic.", key.decode(), policy.publication,
             )  # fmt: skip

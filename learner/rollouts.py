@@ -15,13 +15,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from decoder.complaints import Complaints
 from decoder.contracts.bundle import TRIAL, Policy
 from decoder.contracts.errors import BrokerError, ContractError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TRIALS
 from decoder.contracts.trials import decode_round
-from decoder.trial.effect import UNKNOWN
+from decoder.experiment.effect import UNKNOWN
+from decoder.limited_log import LimitedLog
 from learner.comparison import SHARE, Comparison, Outcome
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.publish import PolicyPublisher
@@ -58,7 +58,7 @@ class Rollouts:
             kafka, resumed.round_offsets, topic=TRIALS, marks=resumed.round_marks
         )
         self.refused = 0
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
         self._lease, self._publisher = lease, publisher
         self._registrar = registrar
         self._followed = False
@@ -94,7 +94,9 @@ class Rollouts:
                 played = decode_round(record.value)
             except ContractError as error:
                 self.refused += 1
-                self._complaints.warning("record %d/%d: %s", record.partition, record.offset, error)
+                self._limited_log.warning(
+                    "record %d/%d: %s", record.partition, record.offset, error
+                )
                 continue
             if not self.sequences.admit(played.life, record.partition, played.number):
                 continue
@@ -178,7 +180,7 @@ class Rollouts:
             try:
                 self._publisher.withdraw(scope, TRIAL)
             except BrokerError as error:
-                self._complaints.warning("%s; tried again", error)
+                self._limited_log.warning("%s; tried again", error)
 
     def _give_up(self, scope: str, rollout: Rollout) -> None:
         """End a comparison that failed; called where an exception is handled. The champion stays,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.events import DraftEvent, EventBatch
+from decoder.contracts.events import EventBatch
 from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.trials import OWN_DRAFTS
 from decoder.policy.rule import ARMS
@@ -127,45 +127,42 @@ def hash_id(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def from_events(events: Sequence[DraftEvent]) -> Rows:
-    """The columns of those ``events`` that have a cache draft within the worker's own limits, in
-    their order."""
-    drafts = [e for e in events if e.features is not None and e.side in OWN_DRAFTS]
-    if not drafts:
-        return empty()
-    columns = dict(zip(DraftEvent._fields, zip(*drafts, strict=True), strict=True))
-    columns["model_accepted"] = tuple(np.nan if n is None else n for n in columns["model_accepted"])
-    return _rows(columns)
-
-
 def from_batch(batch: EventBatch) -> Rows:
-    """What :func:`from_events` makes of the batch's events, column by column."""
-    rows = _rows({**batch.numbers, **batch.names, "features": batch.features})
-    return rows.take(taught_by(batch))
+    """The events of ``batch`` that are rows, in their order."""
+    taught = np.flatnonzero(taught_by(batch))
+    places = taught.tolist()
+
+    def names(of: str) -> list[str]:
+        column = batch.names[of]
+        return [column[place] for place in places]
+
+    requests = names("request")
+    sessions = [s or r for s, r in zip(names("session"), requests, strict=True)]
+    hashes = {name: hash_id(name) for name in {*requests, *sessions}}
+    numbers = {name: column[taught] for name, column in batch.numbers.items() if name in _READ}
+    is_rate = np.array([name == "rate" for name in names("parameter_name")], bool)
+    model = numbers["model_accepted"]
+    columns = {
+        **numbers,
+        "features": batch.features[taught],
+        "request": [hashes[name] for name in requests],
+        "session": [hashes[name] for name in sessions],
+        "rate": np.where(is_rate, numbers["parameter"], np.nan),
+        "model_expected": numbers["predicted_model"],
+        "model_accepted": np.where(model < 0, np.nan, model),
+        "censored": [bool(reason) for reason in names("censored")],
+        "arm": [_ARM.get(name, UNKNOWN) for name in names("arm")],
+    }
+    return Rows(**{name: np.asarray(columns[name], kind) for name, kind in _KINDS.items()})
 
 
 def taught_by(batch: EventBatch) -> NDArray[np.bool_]:
-    """Which of the batch's events, [n], are rows."""
-    own = np.array([side in OWN_DRAFTS for side in batch.names["side"]])
+    """Which of the batch's events, [n], are rows: those with a cache draft within the worker's own
+    limits."""
+    own = np.array([side in OWN_DRAFTS for side in batch.names["side"]], bool)
     taught: NDArray[np.bool_] = (batch.numbers["draft_len"] > 0) & own
     return taught
 
 
-def _rows(columns: Mapping[str, Any]) -> Rows:
-    """Of columns [n] by the names that they have in an event."""
-    sessions = [s or r for s, r in zip(columns["session"], columns["request"], strict=True)]
-    hashes = {name: hash_id(name) for name in {*columns["request"], *sessions}}
-    is_rate = np.array([name == "rate" for name in columns["parameter_name"]])
-    made = {
-        **columns,
-        "request": [hashes[name] for name in columns["request"]],
-        "session": [hashes[name] for name in sessions],
-        "rate": np.where(is_rate, columns["parameter"], np.nan),
-        "model_expected": columns["predicted_model"],
-        "censored": [bool(reason) for reason in columns["censored"]],
-        "arm": [_ARM.get(name, UNKNOWN) for name in columns["arm"]],
-    }
-    return Rows(**{name: np.asarray(made[name], kind) for name, kind in _KINDS.items()})
-
-
+_READ: Final = {*COLUMNS, "parameter", "predicted_model"}
 _ARM: Final = {name: index for index, name in enumerate(ARMS)}

@@ -18,7 +18,7 @@ from decoder.contracts.features import FEATURES
 from learner import train
 from learner.checkpoint import Tree, made
 from learner.clusters import Clusters
-from learner.contest import FIRST, SEATS, Contest, Contestant, mark
+from learner.contest import FIRST, SEATS, Contest, Contestant
 from learner.drift import STREAMS, Alarm, Detector, beyond
 from learner.learners import NAMES, QUICK, Learners
 from learner.losses import faced
@@ -71,7 +71,7 @@ class Scope:
         self._next_contestant = 0  # row of the buffer
         self._costs = NOMINAL
         self._won: Contestant | None = None
-        self._offered: list[str] = []  # marks of the candidates that were handed out last
+        self._offered: list[str] = []  # digests of the candidates that were handed out last
 
     @property
     def champion(self) -> Policy:
@@ -103,7 +103,7 @@ class Scope:
         won, self._won = self._won, None
         if won is not None:
             self.candidates += 1
-            self._offered = [*self._offered[1 - OFFERED :], mark(won.policy)]
+            self._offered = [*self._offered[1 - OFFERED :], won.policy.digest]
         return won
 
     def crown(self, policy: Policy) -> None:
@@ -111,15 +111,14 @@ class Scope:
 
         The learners go on if it is a candidate that was handed out lately, else from its weights.
         """
-        taken = mark(policy)
-        if taken == mark(self.champion):
+        if policy.digest == self.champion.digest:
             self.contest.champion = policy  # the same under another version
             return
         newer = policy.version > self.version
         self.contest.crown(policy, self.buffer.total)
         self._won = None
         self.mae = error_of(policy, self.buffer.recent(int(MAE_MEMORY)))
-        if taken in self._offered:
+        if policy.digest in self._offered:
             self.promotions += newer  # else it was gone back to
         elif policy.kind == "survival" and self.learners.begun:
             self.learners.begin(policy, self.buffer)

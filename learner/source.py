@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from kafka import TopicPartition
 
-from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, Topic
 from decoder.kafka.clients import ANSWER_MS, AWAY, GLANCE_MS, close, fetch, offsets, open_consumer
-from decoder.kafka.unpacking import Unreadable
+from decoder.kafka.codec import Unreadable
+from decoder.limited_log import LimitedLog
 from learner.group import Group
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class EventSource:
         self._heard_at = time.monotonic()
         self._read: dict[int, Mark] = {}  # the last record of each partition
         self._looked_at: set[TopicPartition] = set()  # where the mark is read again
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
         self._complained = False
         self._flows = False
 
@@ -190,7 +190,7 @@ class EventSource:
             due = self.offsets.get(record.partition, record.offset)
             if record.offset > due:
                 self.skipped += record.offset - due
-                self._complaints.warning(
+                self._limited_log.warning(
                     "%d records of partition %d were removed before they were read: reading on at "
                     f"%d. Keep them longer (retention.ms of {self._topic}) than a learner may be "
                     "away.", record.offset - due, record.partition, record.offset,
@@ -253,7 +253,7 @@ class EventSource:
         there = set(self._consumer.partitions_for_topic(self._topic) or ())
         self._partitions_at = time.monotonic() + (PARTITIONS_SECONDS if there else RETRY_SECONDS)
         if not there:
-            self._complaints.warning(f"topic {self._topic} does not exist (yet)")
+            self._limited_log.warning(f"topic {self._topic} does not exist (yet)")
         ours = there if self._group is None else there & self._group.owned
         partitions = {TopicPartition(self._topic, p) for p in ours}
         found = self._ask(partitions)
@@ -299,7 +299,7 @@ class EventSource:
         heard = dict.fromkeys(partitions, now) | self._answered_at
         self._answered_at = {tp: now if tp in found else heard[tp] for tp in partitions}
         if len(found) < len(partitions):
-            self._complaints.warning(
+            self._limited_log.warning(
                 f"of {self._topic}, partitions %s do not answer (have they a leader?): the others "
                 "are read", [tp.partition for tp in sorted(partitions - found.keys())],
             )  # fmt: skip

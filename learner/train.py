@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from decoder.compiled import MATRIX, compiled
+from decoder.compiled import Float32Matrix, entry_point
 from decoder.contracts.bundle import OUTPUTS, PROBES, Kind, Policy
 from decoder.contracts.features import NUM_FEATURES, FloatArray
 from learner.losses import Faced, Floats, faced, payoff_loss, survival_loss
@@ -270,13 +270,13 @@ def _adam(trainer: Trainer, slope: FloatArray, scale: Floats) -> None:
     _descend(*(each.reshape(-1, each.shape[-1]) for each in rows))
 
 
-@compiled((MATRIX, MATRIX, MATRIX, MATRIX, MATRIX))
+@entry_point
 def _descend(
-    weights: FloatArray,
-    momentum: FloatArray,
-    squares: FloatArray,
-    slope: FloatArray,
-    by: FloatArray,
+    weights: Float32Matrix,
+    momentum: Float32Matrix,
+    squares: Float32Matrix,
+    slope: Float32Matrix,
+    by: Float32Matrix,
 ) -> None:
     """Adam for networks in rows, each with four numbers ``by`` which to go: what its slope enters
     both memories with, what keeps the quotient finite, and how far. In one pass, where a dozen of

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from decoder.contracts.errors import ContractError
-from decoder.contracts.events import NAME_LENGTH
+from decoder.contracts.fields import NAME_LENGTH
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, decode_status
 from decoder.contracts.topics import STATUS

@@ -10,7 +10,7 @@ from typing import Final
 
 from decoder.contracts.errors import EngineError, HvdError, ProcessError, SettingsError
 from decoder.contracts.loopback import proxy_of
-from decoder.contracts.redacted import redacted
+from decoder.contracts.masking import masked
 from decoder.contracts.settings import KafkaSettings
 from decoder.settings import WorkerSettings
 from decoder.tenancy.key import VARIABLE, key_of
@@ -131,9 +131,9 @@ def registry() -> Check:
         ok = _installed("mlflow") is not None
         return Check("registry", ok, "started with the stack", fix, blocks=False)
     if not uri.startswith("http"):
-        return Check("registry", True, redacted(uri))
+        return Check("registry", True, masked(uri))
     ok, proxy = responds(f"{uri.rstrip('/')}/health"), proxy_of(uri)
-    asked = redacted(f"{uri}, asked by the proxy {proxy}," if proxy else uri)
+    asked = masked(f"{uri}, asked by the proxy {proxy}," if proxy else uri)
     return _service("registry", asked, ok, TRACKING_VARIABLE)
 
 

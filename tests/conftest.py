@@ -22,11 +22,9 @@ with warnings.catch_warnings():
     from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
 from decoder.contracts.bundle import OUTPUTS, Kind, Policy
-from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
 from decoder.contracts.loopback import exempt
 from decoder.contracts.settings import KafkaSettings
-from decoder.core.events import Log
 from decoder.kafka.clients import BRIEF, Network
 from pipelines.stack.running import SERVER_OPTIONS
 
@@ -58,7 +56,7 @@ LONGEST = (
     "pipelines/serve/test_command.py", "pipelines/lab/replay/test_rules.py",
     "pipelines/lab/replay/test_command.py", "pipelines/telemetry/test_export.py",
     "decoder/test_compiled.py", "pipelines/lab/drift/test_drift.py",
-    "pipelines/watch/test_page.py", "decoder/telemetry/test_handover.py",
+    "pipelines/watch/test_page.py", "decoder/telemetry/test_supervisor.py",
     "learner/test_meanwhile.py", "packaging/test_dependencies.py", "engines/test_vllm_reading.py",
     "pipelines/policy/test_policy.py", "pipelines/lab/bench/serve/test_run.py",
     "pipelines/lab/bench/test_cli.py", "learner/test_loop.py", "learner/test_power.py",
@@ -96,8 +94,8 @@ PATIENT = (
     "decoder.kafka.compacted.REQUEST_MS",
     "learner.intake.DELIVERY_MS", "learner.workers.PATIENCE_SECONDS",
     "learner.topics.REQUEST_MS", "learner.publish.ACK_SECONDS",
-    "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.handover.CLOSE_TIMEOUT_S",
-    "decoder.telemetry.handover.START_TIMEOUT_S", "decoder.telemetry.handover.LAST_S",
+    "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.supervisor.CLOSE_TIMEOUT_S",
+    "decoder.telemetry.supervisor.START_TIMEOUT_S", "decoder.telemetry.supervisor.LAST_S",
 )  # fmt: skip
 
 
@@ -110,15 +108,6 @@ def patience() -> Iterator[None]:
         for name in BRIEF:
             patched.setitem(BRIEF, name, PATIENCE_S * 1_000)
         yield
-
-
-class KeepingSink(Log):
-    """An event sink that keeps the events."""
-
-    @property
-    def events(self) -> list[DraftEvent]:
-        """Those of cache drafts."""
-        return [event for event in self.every if event.draft_len]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from decoder.contracts.errors import (
     SchemaUnknown,
     SettingsError,
 )
-from decoder.contracts.redacted import for_anybody, redacted, told
+from decoder.contracts.masking import masked, masked_variables, without_login
 from decoder.contracts.settings import KafkaSettings
 from decoder.kafka.tokens import Tokens
 from learner.__main__ import main
@@ -47,19 +47,19 @@ NOWHERE = f"http://anna:{PASSWORD}@127.0.0.1:9"
 )
 def test_of_an_address_the_host_is_left(address: str) -> None:
     for text in (address, f'no answer of {address!r}, of "{address}" and <{address}>'):
-        assert "hunter" not in redacted(text) and redacted(redacted(text)) == redacted(text)
-    assert redacted(address).partition("://")[0] == address.partition("://")[0]
+        assert "hunter" not in masked(text) and masked(masked(text)) == masked(text)
+    assert masked(address).partition("://")[0] == address.partition("://")[0]
 
 
 def test_what_holds_no_secret_is_left_as_it_is() -> None:
     for text in ("http://host:5000/a?b=c", "mail a@b about http://host", "sqlite:///a/b.db", ""):
-        assert redacted(text) == text == for_anybody(text)
-    assert for_anybody("http://a:b@host:5000") == "http://host:5000"
+        assert masked(text) == text == without_login(text)
+    assert without_login("http://a:b@host:5000") == "http://host:5000"
 
 
 def test_a_long_text_of_many_addresses_holds_nobody_up() -> None:
     """It may come from anybody: a policy's array of such a name held a server up for hours."""
-    assert redacted("://a" * 1_000_000) == "://a" * 1_000_000
+    assert masked("://a" * 1_000_000) == "://a" * 1_000_000
 
 
 def kinds(of: type[HvdError] = HvdError) -> Iterator[type[HvdError]]:
@@ -119,7 +119,8 @@ def test_pages_doctor_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
         TRACKING_VARIABLE: NOWHERE, "HVD_KAFKA_SASL_PLAIN_PASSWORD": "hunter",
         "HVD_KAFKA_POLICY_KEY": "hunter", "VLLM_API_KEY": "hunter", "HVD_WORKER_NAME": "w",
     }  # fmt: skip
-    assert "hunter" not in f"{told(variables)}" and told(variables)["HVD_WORKER_NAME"] == "w"
+    assert "hunter" not in f"{masked_variables(variables)}"
+    assert masked_variables(variables)["HVD_WORKER_NAME"] == "w"
 
 
 def test_a_password_that_is_not_quoted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,19 @@ class Policy:
         widths = [len(self.folded[0][0]), *(len(bias) for _, bias in self.folded)]
         return np.concatenate(parts), np.array(widths, np.int64)
 
+    @cached_property
+    def digest(self) -> str:
+        """Identity of what it decides, over kind, parameters and weights (SHA-256, hexadecimal).
+
+        The same for policies of any name, version, publication, role and provenance that choose the
+        same; a threshold counts where one decides.
+        """
+        threshold = 0.0 if self.kind == "survival" else float(self.threshold)
+        sha = hashlib.sha256(f"{self.kind} {threshold} {self.use_model}".encode())
+        for part in (part for layer in self.folded for part in layer):
+            sha.update(np.ascontiguousarray(part).tobytes())
+        return sha.hexdigest()
+
     @property
     def parameter_name(self) -> str:
         """What decides: of a survival policy the worker's live ``rate``, else ``threshold``."""

@@ -1,4 +1,4 @@
-"""Every error this project raises on purpose.
+"""The exceptions that this project raises.
 
 ::
 
@@ -10,10 +10,10 @@
     |-- RegistryError     MLflow cannot be reached or holds something unusable
     |-- ProcessError      a process of the stack did not start, or died
     |-- TraceError        recorded generations cannot be read, or hold too little
-    `-- ContractError     a message does not keep the contract of its topic
-        |-- EventRefused  a draft-event record (counted by the reader, set aside)
-        |   `-- SchemaUnknown   of another feature schema (counted, passed over)
-        `-- PolicyRefused a policy bundle (the one in force stays in force)
+    `-- ContractError     a message violates the contract of its topic
+        |-- EventRefused  a draft-event record (counted, then dead-lettered)
+        |   `-- SchemaUnknown   of another feature schema (counted, skipped)
+        `-- PolicyRefused a policy bundle (the serving policy stays)
 
 A message says what was wrong, where, and what to do about it.
 """
@@ -22,20 +22,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from decoder.contracts.redacted import redacted
+from decoder.contracts.masking import masked
 
 LONGEST: Final = 1_000
-"""Characters of what is said of a message: its names are its maker's, megabytes of them or not."""
+"""Characters of an error about a message, whose field names may be megabytes long."""
 
 
 class HvdError(Exception):
     """Root of the project's errors; a command prints its message and exits with status 2.
 
-    No message holds a password of an address, whatever raised it.
+    Passwords in addresses are masked.
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(redacted(message))
+        super().__init__(masked(message))
 
 
 class SettingsError(HvdError):
@@ -67,10 +67,10 @@ class TraceError(HvdError):
 
 
 class ContractError(HvdError):
-    """A message does not keep the contract of its topic."""
+    """A message violates the contract of its topic."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(redacted(message)[:LONGEST])
+        super().__init__(masked(message)[:LONGEST])
 
 
 class EventRefused(ContractError):
@@ -86,7 +86,7 @@ class EventRefused(ContractError):
 
 
 class SchemaUnknown(EventRefused):
-    """A draft-event record of another feature schema, whole otherwise for all that can be told.
+    """A draft-event record of another feature schema, otherwise well-formed as far as known.
 
     Attributes:
         schema: its schema's id.

@@ -90,3 +90,27 @@ FEATURES: Final = (
 NUM_FEATURES: Final = len(FEATURES)
 SCHEMA_ID: Final = "hvd.features.v2-" + hashlib.sha256("\n".join(FEATURES).encode()).hexdigest()[:8]
 """Names the exact list, order and version; a policy trained on another schema is refused."""
+
+RECALLED: Final = np.dtype(
+    [("log_payoff", "f4"), ("share", "f4"), ("log_weight", "f4")], align=True
+)
+"""What the payoff memory knows of one key."""
+_FAMILIES: Final = {
+    "probs": ("prob_1", "f4", 5),
+    "payoffs": ("payoff_last", "f4", 3),
+    "memory": (f"{MEMORY_KEYS[0]}_log_payoff", RECALLED, len(MEMORY_KEYS)),
+    "shares": (f"share_{TOKEN_CLASSES[0]}", "f4", len(TOKEN_CLASSES)),
+    "firsts": (f"first_{TOKEN_CLASSES[0]}", "f4", len(TOKEN_CLASSES)),
+}
+FEATURE_ROW: Final = np.dtype(
+    {
+        "names": [*FEATURES, *_FAMILIES],
+        "formats": ["f4"] * NUM_FEATURES + [(form, (n,)) for _, form, n in _FAMILIES.values()],
+        "offsets": [4 * FEATURES.index(name) for name in FEATURES]
+        + [4 * FEATURES.index(first) for first, _, _ in _FAMILIES.values()],
+        "itemsize": 4 * NUM_FEATURES,
+    },
+    align=True,
+)
+"""The features of a draft by name, and families of them as sub-arrays: the same memory as a row of
+the float32 matrix [n, features] that networks read."""

@@ -1,8 +1,8 @@
-"""Names that leave the worker: pseudonyms under the operator's key, never what a client wrote.
+"""Pseudonyms for names in telemetry: only the operator's key links them to what a client sent.
 
-A pseudonym is an HMAC-SHA256 (RFC 2104), cut to 96 bits: whoever holds the key can compute it from
-the name and so join telemetry to their own records; nobody else can go back to the name. Kinds are
-kept apart, so that a tenant and a session of one name have different pseudonyms.
+A pseudonym is an HMAC-SHA256 (RFC 2104), truncated to 96 bits. Whoever holds the key can compute it
+from a name, and so join telemetry to their own records. Nobody else can recover the name. The kind
+is part of the input: a tenant and a session of the same name have different pseudonyms.
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from typing import Final, Literal
 Named = Literal["request", "tenant", "session", "salt", "workload"]
 
 DIGITS: Final = 24
-"""Hexadecimal digits of a pseudonym: 96 bits, so that a billion names have no two alike."""
+"""Hexadecimal digits of a pseudonym: at 96 bits, a billion names do not collide."""
 
 
 class Pseudonyms:
-    """The pseudonyms of one key. Without a key, of a random one that ends with the process."""
+    """The pseudonyms under one key. Without a key, a random one is used until the process ends."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = key or secrets.token_bytes(32)
 
     def of(self, kind: Named, name: str) -> str:
-        """``DIGITS`` hexadecimal digits that stand for ``name``; "" stands for itself."""
+        """The ``DIGITS`` hexadecimal digits of ``name``'s pseudonym; "" for an empty name."""
         if not name:
             return ""
-        told = f"{kind}\0{name}".encode(errors="surrogatepass")
-        return hmac.new(self._key, told, hashlib.sha256).hexdigest()[:DIGITS]
+        message = f"{kind}\0{name}".encode(errors="surrogatepass")
+        return hmac.new(self._key, message, hashlib.sha256).hexdigest()[:DIGITS]
 
     def workload(self, name: str) -> str:
-        """``name`` itself where it may be read by anybody (:func:`is_readable`), or what stands
-        for it."""
+        """``name`` itself if it is readable (see :func:`is_readable`), else its pseudonym."""
         return name if is_readable(name) else self.of("workload", name)
 
 
@@ -44,10 +43,10 @@ def is_pseudonym(name: str) -> bool:
 
 
 def is_readable(name: str) -> bool:
-    """Whether a workload's name may stand in telemetry as it is, for people to read in a chart.
+    """Whether a workload's name may appear in telemetry as it is, for people to read in a chart.
 
-    A short lower-case word, digits at most four: what a person would call a kind of traffic, and
-    what no address, key, number of a person, or sentence fits into.
+    A readable name is a short lower-case word with at most four digits: enough to name a kind of
+    traffic, too little for an address, a key, a person's number, or a sentence.
     """
     return _READABLE.fullmatch(name) is not None
 

@@ -1,8 +1,8 @@
-"""Settings shared by every process: how to reach Kafka, and how settings are read at all.
+"""The base of all settings, and the Kafka settings that every process shares.
 
-Each process has one frozen class of settings, filled from environment variables with its own
-prefix (``HVD_KAFKA_``, ``HVD_WORKER_``, ``HVD_LEARNER_``). An unknown name or a bad value stops
-the process with one sentence that names the variable and the choices.
+Each process has one frozen class of settings, read from environment variables with its own prefix
+(``HVD_KAFKA_``, ``HVD_WORKER_``, ``HVD_LEARNER_``). An unknown name or an invalid value stops the
+process with one sentence that names the variable and the choices.
 """
 
 from __future__ import annotations
@@ -13,35 +13,36 @@ import os
 import re
 import reprlib
 import ssl
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from decoder.contracts.errors import SettingsError
-from decoder.contracts.redacted import redacted
+from decoder.contracts.masking import masked
 from decoder.contracts.signature import SHORTEST
 
 PREFIXES = ("HVD_KAFKA_", "HVD_WORKER_", "HVD_LEARNER_")
 SECRETS_VARIABLE = "HVD_SECRETS_DIR"
-"""A folder with a file for each setting that is not to stand in the environment, named like its
-variable in lower case: what Kubernetes and compose mount."""
-OF_NO_CLASS = ("HVD_CPU_FLAGS", SECRETS_VARIABLE)
-"""Read by what starts the processes (``pipelines/machine.py``), and by :meth:`Settings.load`."""
+"""A folder of secrets, as Kubernetes and compose mount them: one file a setting, named like its
+variable in lower case."""
+GLOBAL_VARIABLES = ("HVD_CPU_FLAGS", SECRETS_VARIABLE)
+"""Read by ``pipelines/machine.py``, and by :meth:`Settings.load` itself."""
 
-_OF_A_SERVICE = re.compile(
+_KUBERNETES_SERVICE = re.compile(
     r"HVD_\w+_SERVICE_HOST=.*"
     r"|HVD_\w+_SERVICE_PORT(_\w+)?=\d+"
     r"|HVD_\w+_PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://.*"
     r"|HVD_\w+_PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*"
 )
-"""Names and values that Kubernetes puts into every container of a namespace with a service called
-``hvd-learner`` or the like."""
+"""Variables that Kubernetes sets in every container of a namespace for a service named like
+``hvd-learner``."""
 
 _PORT = re.compile("[1-9][0-9]{0,4}")
 _SHORT = reprlib.Repr()
-_SHORT.maxstring = 100  # of a value: a file may have been pasted whole
+_SHORT.maxstring = 100  # a value may be a whole file, pasted by mistake
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,9 @@ T = TypeVar("T", bound="Settings")
 class Settings(BaseSettings):
     """Base of the settings classes: frozen, and strict about the environment."""
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Former variables by name, with the variable that replaces each. They work for one release."""
+
     model_config = SettingsConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
@@ -58,52 +62,57 @@ class Settings(BaseSettings):
         """Read the environment.
 
         Raises:
-            SettingsError: a variable with this class's prefix is unknown or holds a bad value, or
-                a variable begins with ``HVD_`` and belongs to no prefix at all. What Kubernetes
-                says of a service is neither, and is passed over with a warning, also where it has
-                the name of a setting.
+            SettingsError: a variable with this class's prefix is unknown or holds an invalid
+                value, or a variable begins with ``HVD_`` and has no known prefix. Kubernetes' own
+                variables of a service are ignored with a warning, even under a setting's name.
         """
         prefix = str(cls.model_config.get("env_prefix", ""))
         known = {(prefix + name).upper(): name for name in cls.model_fields}
         folder = os.environ.get(SECRETS_VARIABLE)
         if folder and not Path(folder).is_dir():
-            raise SettingsError(f"{SECRETS_VARIABLE} names {folder}, which is no folder.")
+            raise SettingsError(f"{SECRETS_VARIABLE} names {folder}, which is not a folder.")
         secret = [file.name.upper() for file in Path(folder).iterdir()] if folder else []
         for name, value in {**dict.fromkeys(secret, ""), **os.environ}.items():
-            if not name.startswith("HVD_") or name in OF_NO_CLASS:
+            if not name.startswith("HVD_") or name in GLOBAL_VARIABLES:
                 continue
-            if _OF_A_SERVICE.fullmatch(f"{name}={value}"):
-                log.warning("%s is of a Kubernetes service, and no setting: ignored", name)
+            if _KUBERNETES_SERVICE.fullmatch(f"{name}={value}"):
+                log.warning("%s belongs to a Kubernetes service and is no setting: ignored", name)
                 if name in known:
                     default = cls.model_fields[known[name]].get_default(
                         call_default_factory=True, validated_data=overrides
                     )
                     overrides.setdefault(known[name], default)
-                continue
-            if name in known:
+            elif name in cls.renamed:
+                now = cls.renamed[name]
+                log.warning("%s is now called %s: rename it before the next release", name, now)
+                if now not in os.environ:
+                    overrides.setdefault(known[now], os.environ.get(name, ""))
+            elif name in known:
                 if not _is_text(value):
-                    raise SettingsError(f"setting {name} holds bytes that are no UTF-8 text.")
-                continue
-            if name.startswith(prefix) or not name.startswith(PREFIXES):
-                close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-                hint = f" Did you mean {close[0]}?" if close else ""
-                raise SettingsError(
-                    f"unknown setting {_SHORT.repr(name)[1:-1]}.{hint} "
-                    f"Known here: {', '.join(sorted(known))}."
-                )
+                    raise SettingsError(f"setting {name} is not valid UTF-8.")
+            elif name.startswith(prefix) or not name.startswith(PREFIXES):
+                raise SettingsError(_unknown(name, sorted(known)))
         try:
             return cls(**{"_secrets_dir": folder or None, **overrides})
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
-            if not field:  # of several together, whose values may be secret
-                raise SettingsError(str(first["ctx"]["error"])) from None
-            shown = _SHORT.repr(redacted(str(first.get("input"))))
-            if field in cls.model_fields and not cls.model_fields[field].repr:
-                shown = "a secret"
-            raise SettingsError(
-                f"setting {prefix}{field.upper()} is not valid: {first['msg']} (got {shown})."
-            ) from None
+            raise SettingsError(cls._invalid(error.errors()[0], prefix)) from None
+
+    @classmethod
+    def _invalid(cls, error: Mapping[str, Any], prefix: str) -> str:
+        """A sentence about pydantic's first ``error``, without secret values."""
+        field = ".".join(str(part) for part in error["loc"])
+        if not field:  # a check of several fields, whose values may be secret
+            return str(error["ctx"]["error"])
+        shown = _SHORT.repr(masked(str(error.get("input"))))
+        if field in cls.model_fields and not cls.model_fields[field].repr:
+            shown = "a secret"
+        return f"setting {prefix}{field.upper()} is not valid: {error['msg']} (got {shown})."
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return f"unknown setting {_SHORT.repr(name)[1:-1]}.{hint} Known here: {', '.join(known)}."
 
 
 def _is_text(value: str) -> bool:
@@ -115,11 +124,11 @@ def _is_text(value: str) -> bool:
 
 
 class KafkaSettings(Settings):
-    """How to reach the broker; the names are kafka-python's own, but for those of OAuth.
+    """How to reach the broker. Names are kafka-python's own, except those of OAuth.
 
     With ``sasl_mechanism`` OAUTHBEARER a token is read from ``sasl_oauth_token_file`` at every
-    connection, by a worker's producer every minute, since whoever writes it renews it, or fetched
-    from ``sasl_oauth_token_url`` with the client's id and secret (the client-credentials grant of
+    connection (a worker's producer reads it every minute, as its writer renews it), or fetched from
+    ``sasl_oauth_token_url`` with the client's id and secret (the client-credentials grant of
     RFC 6749).
     """
 
@@ -130,37 +139,35 @@ class KafkaSettings(Settings):
         description="host:port of the broker, several with commas between them",
     )
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        default="PLAINTEXT", description="whether connections are encrypted, and begin with a login"
+        default="PLAINTEXT", description="encryption and authentication of connections"
     )
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = (
-        Field(default=None, description="how to log in, with a protocol of SASL")
+        Field(default=None, description="SASL mechanism, with a SASL protocol")
     )
-    sasl_plain_username: str | None = Field(default=None, description="of PLAIN and SCRAM")
+    sasl_plain_username: str | None = Field(default=None, description="for PLAIN and SCRAM")
     sasl_plain_password: str | None = Field(
-        default=None, repr=False, description="of PLAIN and SCRAM"
+        default=None, repr=False, description="for PLAIN and SCRAM"
     )
     sasl_oauth_token_file: Path | None = Field(
         default=None, description="file with the token, read at every connection"
     )
     sasl_oauth_token_url: str | None = Field(
         default=None,
-        description="where a token is fetched instead, with the client's id and secret",
+        description="endpoint to fetch tokens from instead, with the client's id and secret",
     )
     sasl_oauth_client_id: str | None = Field(
-        default=None, description="of the client at that address"
+        default=None, description="of the client at that endpoint"
     )
     sasl_oauth_client_secret: str | None = Field(
-        default=None, repr=False, description="of the client at that address"
+        default=None, repr=False, description="of the client at that endpoint"
     )
-    sasl_oauth_scope: str | None = Field(
-        default=None, description="asked for with the token, if named"
-    )
+    sasl_oauth_scope: str | None = Field(default=None, description="scope requested with the token")
     ssl_cafile: Path | None = Field(
         default=None,
-        description="certificates that the broker's is checked by; the system's by default",
+        description="CA certificates that verify the broker; the system's by default",
     )
     ssl_certfile: Path | None = Field(
-        default=None, description="this client's certificate, where the broker asks for one"
+        default=None, description="this client's certificate, if the broker requires one"
     )
     ssl_keyfile: Path | None = Field(
         default=None, description="its key, unless that is in the same file"
@@ -169,8 +176,7 @@ class KafkaSettings(Settings):
     policy_key: str = Field(
         default="",
         repr=False,
-        description="key under which policies are signed, the same for learners and workers; "
-        "none: they are not",
+        description="key that signs policies, the same for learners and workers; empty: unsigned",
     )
 
     @model_validator(mode="after")
@@ -183,15 +189,15 @@ class KafkaSettings(Settings):
 
     @property
     def asks_tokens(self) -> bool:
-        """Whether a client has to bring OAuth tokens, beside :meth:`client_options`."""
+        """Whether a client needs OAuth tokens in addition to :meth:`client_options`."""
         return self.sasl_mechanism == "OAUTHBEARER"
 
     def client_options(self) -> dict[str, Any]:
         """Keyword arguments common to kafka-python's producer, consumer and admin client."""
-        told = self.model_dump(exclude_none=True)
+        values = self.model_dump(exclude_none=True)
         options = {
             name: str(value) if isinstance(value, Path) else value
-            for name, value in told.items()
+            for name, value in values.items()
             if not name.startswith("sasl_oauth_") and name != "policy_key"
         }
         options["bootstrap_servers"] = self.bootstrap_servers.split(",")
@@ -199,21 +205,25 @@ class KafkaSettings(Settings):
 
 
 def _sasl_wrong(kafka: KafkaSettings) -> str:
-    """What is missing or too much of SASL; "" where nothing is."""
-    asked, mechanism = kafka.security_protocol.startswith("SASL_"), kafka.sasl_mechanism
-    if asked != (mechanism is not None):
+    """Why the SASL settings are inconsistent; "" if they are not."""
+    sasl, mechanism = kafka.security_protocol.startswith("SASL_"), kafka.sasl_mechanism
+    if sasl != (mechanism is not None):
         return (
             "HVD_KAFKA_SASL_MECHANISM and a HVD_KAFKA_SECURITY_PROTOCOL of SASL_SSL or "
             "SASL_PLAINTEXT belong together: set both, or neither."
         )
-    named = kafka.sasl_plain_username is not None and kafka.sasl_plain_password is not None
-    if mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512") and not named:
+    has_login = kafka.sasl_plain_username is not None and kafka.sasl_plain_password is not None
+    if mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512") and not has_login:
         return f"{mechanism} takes HVD_KAFKA_SASL_PLAIN_USERNAME and HVD_KAFKA_SASL_PLAIN_PASSWORD."
     if mechanism != "OAUTHBEARER":
         return ""
-    asks = (kafka.sasl_oauth_token_url, kafka.sasl_oauth_client_id, kafka.sasl_oauth_client_secret)
-    given = [value for value in asks if value is not None]
-    if (kafka.sasl_oauth_token_file is None) == (len(given) < len(asks)) or (
+    client = (
+        kafka.sasl_oauth_token_url,
+        kafka.sasl_oauth_client_id,
+        kafka.sasl_oauth_client_secret,
+    )
+    given = [value for value in client if value is not None]
+    if (kafka.sasl_oauth_token_file is None) == (len(given) < len(client)) or (
         given and kafka.sasl_oauth_token_file is not None
     ):
         return (
@@ -245,13 +255,13 @@ def _key_wrong(kafka: KafkaSettings) -> str:
 
 
 def _tls_wrong(kafka: KafkaSettings) -> str:
-    """Why no TLS connection can be begun; "" where one can, or none is asked for."""
+    """Why TLS cannot be used as configured; "" if it can, or is not configured."""
     files = (kafka.ssl_cafile, kafka.ssl_certfile, kafka.ssl_keyfile)
     if not kafka.security_protocol.endswith("SSL"):
-        named = any(file is not None for file in (*files, kafka.ssl_password))
+        given = any(file is not None for file in (*files, kafka.ssl_password))
         return (
-            "HVD_KAFKA_SSL_* is of no use without a HVD_KAFKA_SECURITY_PROTOCOL of SSL or SASL_SSL."
-            if named
+            "HVD_KAFKA_SSL_* needs a HVD_KAFKA_SECURITY_PROTOCOL of SSL or SASL_SSL."
+            if given
             else ""
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -259,7 +269,7 @@ def _tls_wrong(kafka: KafkaSettings) -> str:
         if kafka.ssl_cafile is not None:
             context.load_verify_locations(kafka.ssl_cafile)
     except OSError as error:
-        return f"HVD_KAFKA_SSL_CAFILE {kafka.ssl_cafile} is no file of certificates ({error})."
+        return f"HVD_KAFKA_SSL_CAFILE {kafka.ssl_cafile} is not a file of certificates ({error})."
     if kafka.ssl_certfile is None:
         return "HVD_KAFKA_SSL_KEYFILE needs HVD_KAFKA_SSL_CERTFILE." if kafka.ssl_keyfile else ""
     try:

@@ -1,8 +1,8 @@
-"""Signatures of policies on their topic: who holds the key made this record, for this key of it.
+"""Signatures of policy records: proof that a holder of the key wrote this record for its key.
 
-An HMAC-SHA256 (RFC 2104) under ``HVD_KAFKA_POLICY_KEY``, in a header of the record, over the
-record's key and the whole of its value: it is checked before a byte of the value is read. A
-signature does not say when: of two genuine publications the lower number gives way.
+A record header carries an HMAC-SHA256 (RFC 2104) under ``HVD_KAFKA_POLICY_KEY`` over the record's
+key and value. It is verified before the value is parsed. A signature carries no time: the
+publication number decides between two genuine records.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from typing import Any, Final
 
 HEADER: Final = "signature"
 SHORTEST: Final = 16
-"""Characters of a key; a shorter one could be found by trying."""
+"""Characters of a key; a shorter one could be guessed."""
 
 
 def signed(secret: str, key: bytes, value: bytes | None) -> list[tuple[str, bytes]]:
-    """The header that proves a record of ``key`` and ``value``; none without a ``secret``."""
+    """The signature header of a record; empty without a ``secret``."""
     return [(HEADER, _signature(secret, key, value))] if secret else []
 
 
 def is_genuine(secret: str, record: Any) -> bool:
-    """Whether a record as kafka-python hands it out was signed under ``secret``; without one,
-    nothing is asked for."""
+    """Whether a kafka-python record was signed under ``secret``; always true without a secret."""
     if not secret:
         return True
     headers: Sequence[tuple[str, bytes | None]] = record.headers or ()
-    told = [value or b"" for name, value in headers if name == HEADER]
-    made = _signature(secret, record.key or b"", record.value)
-    return len(told) == 1 and hmac.compare_digest(told[0], made)
+    given = [value or b"" for name, value in headers if name == HEADER]
+    expected = _signature(secret, record.key or b"", record.value)
+    return len(given) == 1 and hmac.compare_digest(given[0], expected)
 
 
 def _signature(secret: str, key: bytes, value: bytes | None) -> bytes:
-    """Hexadecimal, so that headers stay text. What has no value is told from an empty one."""
-    told = b"%d:%b%b" % (len(key), key, b"-" if value is None else b"+" + value)
-    return hmac.new(secret.encode(), told, hashlib.sha256).hexdigest().encode()
+    """Hexadecimal, since headers are text. A missing value differs from an empty one."""
+    message = b"%d:%b%b" % (len(key), key, b"-" if value is None else b"+" + value)
+    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest().encode()

@@ -1,4 +1,4 @@
-"""Names of the Kafka topics and what is promised about each."""
+"""The Kafka topics: names, keys and clean-up policies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decoder.contracts.features import SCHEMA_ID
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic with its key and its clean-up policy; its name names the schema of its records."""
+    """A topic, its record key and its clean-up policy; the name identifies the record schema."""
 
     name: str
     key: str
@@ -20,12 +20,12 @@ class Topic:
 
     @property
     def cleanup(self) -> str:
-        """Kafka's word for what becomes of old records."""
+        """Kafka's ``cleanup.policy``."""
         return "compact" if self.compacted else "delete"
 
     @property
     def headers(self) -> list[tuple[str, bytes]]:
-        """Headers of every record: which schema it keeps and, where it holds features, theirs."""
+        """Headers of every record: its schema and, if it holds features, the feature schema."""
         features = [("schema_id", SCHEMA_ID.encode())] if self.has_features else []
         return [("schema", self.name.encode()), *features]
 
@@ -41,14 +41,14 @@ TOPICS: Final = (DRAFTS, DEAD, LESSONS, POLICY, STATUS, LEASE, TRIALS)
 
 
 def policy_key(scope: str, role: str) -> bytes:
-    """Key of the policies of ``scope`` and ``role``: compaction keeps the last of each."""
+    """Record key of a policy; compaction keeps the last record of each key."""
     return f"{scope}/{role}".encode()
 
 
 def policy_role(key: bytes | None, scope: str) -> str | None:
-    """The role in a record's key; None where the record is not for ``scope``.
+    """The role in a record's key; None if the record is not for ``scope``.
 
-    The first policy for any scope is for every scope.
+    The first policy of ``ANY_SCOPE`` is for every scope.
     """
     if key == policy_key(ANY_SCOPE, FIRST):
         return FIRST

@@ -1,10 +1,9 @@
-"""Rounds of a trial: what each side made of its block of steps, on the trials topic.
+"""Records of the trials topic: one round of an interleaved comparison.
 
-A worker that compares sides lets them decide in turn, in an order drawn by lot, each for a block of
-steps that is as long as its requests take to commit some tokens each: the same stretch of text for
-all. When the last block of a round is over, the round is one record. A step is its side's from the
-choice to what came of it. The beginning of a block is left out of all its numbers but ``late_us``,
-and so is what its last step committed beyond its end: tokens and times may be parts of a step's.
+A worker that compares variants lets each decide one block of steps, in random order. A block lasts
+until its requests have committed a fixed mean number of tokens. After the last block, the round is
+sent as one record. A block's numbers leave out its warm-up (except in ``late_us``) and the tokens
+that its last step committed beyond its end, so tokens and times may be fractions of a step's.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ MAX_GROUPS: Final = 64
 PLAIN: Final = "plain"
 SUFFIX: Final = "suffix"
 MODEL: Final = "model"
-"""Who decides in a block, beside the policies of a role: nobody (no speculation), stock suffix
-decoding, and the model draft in every cycle. Readers keep sides that they do not know."""
-HOLDOUT_SIDES: Final = (PLAIN, SUFFIX, MODEL, FIRST)
-"""Those that a worker may compare itself with for ever."""
+"""Variants beside the policies of a role: no speculation, stock suffix decoding, and the model
+draft in every cycle. Readers keep variants that they do not know."""
+HOLDOUT_VARIANTS: Final = (PLAIN, SUFFIX, MODEL, FIRST)
+"""Variants of the permanent comparison."""
 OWN_DRAFTS: Final = frozenset(("", CHAMPION, TRIAL, FIRST))
-"""Who decides on cache drafts within the worker's own limits; "" is nobody of a trial. A stock
-server's limits are others, so that features and labels mean something else."""
+"""Variants that see the worker's own cache drafts; "" is outside of a round. A stock server has
+other limits, so its features and labels mean something else."""
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Tokens = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -38,9 +37,9 @@ Name = Annotated[str, StringConstraints(max_length=64)]
 
 
 class Group(BaseModel):
-    """What a block made for one tenant and workload, both as they stand in draft events.
+    """A block's totals for one tenant and workload, both named as in draft events.
 
-    A step's time belongs to its requests together, to each as much: ``cost_us`` is a group's part.
+    A step's time is divided equally among its requests; ``cost_us`` is the group's share.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -52,13 +51,13 @@ class Group(BaseModel):
 
 
 class Block(BaseModel):
-    """One side's steps in a round. Times in microseconds.
+    """One variant's steps in a round. Times in microseconds.
 
-    ``us`` is wall time, ``cost_us`` the same steps at the costs in force, by which a pause of the
-    machine is nobody's fault. Both hold ``late_us``, of a side that may draft: of what it took in
-    the round to read text that the drafter had left unread, the part of this block's text.
-    ``foretold`` are the tokens that went on as the same three tokens had when they last came in the
-    request's own text: a fact of the text that fell to the block, whoever decided.
+    ``us`` is wall time. ``cost_us`` is the time of the same steps by the cost model, which stalls
+    of the machine do not affect. For a variant that uses the model drafter, both include
+    ``late_us``: the share of the round's deferred drafter prefill for this block's text.
+    ``foretold`` is a covariate, independent of the variant: tokens that equal the token which
+    followed the same three tokens when they last occurred in the request's own text.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -77,7 +76,7 @@ class Block(BaseModel):
 
 
 class Round(BaseModel):
-    """One record: a block of each side that took part, in the order they were played."""
+    """One record: a block of each variant that took part, in order."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -85,13 +84,13 @@ class Round(BaseModel):
     scope: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{1,64}$")]
     worker: Annotated[str, StringConstraints(max_length=256)]
     life: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,32}$")]
-    number: Count  # of the round within its worker's life, from 0
+    number: Count  # of the round since the worker started, from 0
     time: Annotated[float, Field(ge=0, le=2.0**36)]  # seconds since the epoch, at its end
-    unit: Count | None = None  # of rounds one after another that had requests in common
+    unit: Count | None = None  # the cluster: successive rounds with requests in common
     blocks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=MAX_BLOCKS, strict=False)]
 
     def block(self, side: str) -> Block | None:
-        """The block of ``side``, if it took part."""
+        """The block of variant ``side``, if it took part."""
         return next((block for block in self.blocks if block.side == side), None)
 
 

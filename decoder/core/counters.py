@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-import numpy as np
 from numpy.typing import NDArray
 
-from decoder.core.table import BY_ARM, COUNTED, LABELLED, UNDRAFTED
 from decoder.policy.rule import ARMS
 
 REMEMBERED: Final = 512
@@ -28,7 +26,7 @@ class Counters:
     what of it the engine waited for; ``choose_us`` what a choice took.
     """
 
-    counts: NDArray[np.int64]
+    counts: NDArray[Any]  # of decoder.core.table.COUNTS [1]
     started: int = 0
     stopped: int = 0
     probes: int = 0
@@ -41,33 +39,32 @@ class Counters:
     @property
     def tokens(self) -> int:
         """Committed."""
-        return int(self.counts[COUNTED])
+        return int(self.counts["tokens"][0])
 
     @property
     def labelled(self) -> int:
         """Cache drafts of which the label is known."""
-        return int(self.counts[LABELLED])
+        return int(self.counts["labelled"][0])
 
     @property
     def undrafted(self) -> int:
         """Model drafts chosen and not made."""
-        return int(self.counts[UNDRAFTED])
+        return int(self.counts["undrafted"][0])
 
     @property
     def cycles(self) -> Counter[str]:
         """By arm."""
-        return self._by_arm(0)
+        return self._by_arm("cycles")
 
     @property
     def drafted(self) -> Counter[str]:
         """Draft tokens verified, by arm."""
-        return self._by_arm(1)
+        return self._by_arm("drafted")
 
     @property
     def accepted(self) -> Counter[str]:
         """Draft tokens accepted, by arm."""
-        return self._by_arm(2)
+        return self._by_arm("accepted")
 
-    def _by_arm(self, column: int) -> Counter[str]:
-        counts = self.counts[BY_ARM + column :: 3].tolist()
-        return +Counter(dict(zip(ARMS, counts, strict=False)))
+    def _by_arm(self, what: str) -> Counter[str]:
+        return +Counter(dict(zip(ARMS, self.counts["arms"][0][what].tolist(), strict=True)))

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.complaints import Complaints
 from decoder.contracts.bundle import Policy
-from decoder.contracts.events import COLUMNS, LIMITS, VEILED, DraftEvent, LabelKind, veiled
+from decoder.contracts.events import PSEUDONYMISED, pseudonymised
+from decoder.contracts.fields import LIMITS, REQUEST, ROW, STEP
 from decoder.core.requests import RequestOptions
 from decoder.core.table import raw_of
+from decoder.limited_log import LimitedLog
 from decoder.policy.rule import ARMS
-from decoder.telemetry.ring import HEAD, NAMES, ROW, SETTLED, STEP, Ring, packer
+from decoder.telemetry.ring import Ring, packer
 
-LABELS: Final[tuple[LabelKind, ...]] = ("", "verified", "hindsight")
+LABELS: Final = ("", "verified", "hindsight")
 _TELLABLE: Final = LIMITS["parameter"]
 """A threshold beyond it, which a policy may have, means as much: all or nothing."""
-_STEP, _NAMES = packer(STEP), packer(NAMES)
-KEPT: Final = 4096
-"""Rows of a log between two settlements, at most."""
+_STEP, _REQUEST = packer(STEP), packer(REQUEST)
 
 
 class Sink:
@@ -33,7 +32,7 @@ class Sink:
         self.control = ring.control if ring is not None else np.zeros(8, np.int64)
         words = (*ARMS, *LABELS)
         self.words = np.array([self.word(word) for word in words], np.int64)
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
 
     def word(self, text: str) -> int:
         """The number that stands for ``text`` in a row.
@@ -46,9 +45,9 @@ class Sink:
     def names(self, name: str, options: RequestOptions) -> bytes | None:
         """A request's names as rows have them; None where they cannot be written."""
         try:
-            return _NAMES.pack(*self._told(name, options), options.choice)
-        except Exception:  # noqa: BLE001 -- told by the complaints
-            self._complaints.exception("no event can be made of a request's cycles")
+            return _REQUEST.pack(*self._told(name, options), options.choice)
+        except Exception:  # noqa: BLE001 -- told by the limited_log
+            self._limited_log.exception("no event can be made of a request's cycles")
             return None
 
     def step(
@@ -65,61 +64,27 @@ class Sink:
         try:
             words = self.word(policy.role), self.word(side), self.word(policy.parameter_name)
         except ValueError:
-            self._complaints.exception("no events can be made of a step")
-        parameter = min(max(parameter, _TELLABLE[0]), _TELLABLE[1])
-        told = _STEP.pack(
-            wall, parameter, draft_us, 0.0, policy.publication, policy.version, batch, 0, *words
-        )
-        return np.frombuffer(told, np.uint8)
+            self._limited_log.exception("no events can be made of a step")
+        values = {
+            "time": wall,
+            "parameter": min(max(parameter, _TELLABLE[0]), _TELLABLE[1]),
+            "draft_us": draft_us,
+            "step_us": 0.0,  # known when the step is over, as is step_tokens
+            "publication": policy.publication,
+            "policy_version": policy.version,
+            "batch_size": batch,
+            "step_tokens": 0,
+            **dict(zip(("role", "side", "parameter_name"), words, strict=True)),
+        }
+        return np.frombuffer(_STEP.pack(*map(values.__getitem__, STEP.names or ())), np.uint8)
 
     def written(self) -> None:
         """What was settled is in the ring."""
 
     def _told(self, name: str, options: RequestOptions) -> list[bytes]:
-        """What a row says of who asks, in the order of :data:`VEILED`."""
-        names = options.opaque or name, options.tenant, options.session, options.workload
-        return [veiled(kind, each).encode() for kind, each in zip(VEILED, names, strict=True)]
-
-
-class Log(Sink):
-    """Keeps all rows, with the names that requests have, up to their first letters."""
-
-    def __init__(self) -> None:
-        ring = Ring(KEPT)
-        super().__init__(ring)
-        self._ring = ring
-        self._rows: list[NDArray[Any]] = []
-        self._events: list[DraftEvent] = []
-
-    def written(self) -> None:
-        """Take the rows out of the ring."""
-        first, end = int(self.control[SETTLED]), int(self.control[HEAD])
-        if end > first:
-            rows = self._ring.slice(first, end)
-            self.control[SETTLED] = end
-            self._rows.append(rows)
-            self.put(rows)
-
-    def put(self, rows: NDArray[Any]) -> None:
-        """Look at rows of dtype :data:`ROW`, as they come."""
-
-    @property
-    def every(self) -> list[DraftEvent]:
-        """All events so far."""
-        for rows in self._rows:
-            self._events += self.events_of(rows)
-        self._rows = []
-        return self._events
-
-    def events_of(self, rows: NDArray[Any]) -> list[DraftEvent]:
-        """The events of ``rows``."""
-        columns, _ = self._ring.columns_of(rows)
-        features = [row["features"].copy() if row["draft_len"] else None for row in rows]
-        lists = zip(*(columns[name] for name in COLUMNS), features, strict=True)
-        return [DraftEvent(*values) for values in lists]
-
-    def _told(self, name: str, options: RequestOptions) -> list[bytes]:
+        """What a row says of who asks, in the order of :data:`PSEUDONYMISED`."""
         names = options.opaque or name, options.tenant, options.session, options.workload
         return [
-            each.encode()[: NAMES[kind].itemsize] for kind, each in zip(VEILED, names, strict=True)
+            pseudonymised(kind, each).encode()
+            for kind, each in zip(PSEUDONYMISED, names, strict=True)
         ]

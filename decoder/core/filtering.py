@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from decoder.compiled import REAL, REALS, REALS_2, REALS_3, WHOLE, compiled
+from decoder.compiled import Float64Array, Float64Matrix, entry_point
 
 
-@compiled((REALS, REALS_2, REALS_2, WHOLE, REALS_3, REAL, REAL, REAL))
+@entry_point
 def correct(
-    state: NDArray[np.float64],
-    spread: NDArray[np.float64],
-    drift: NDArray[np.float64],
+    state: Float64Array,
+    spread: Float64Matrix,
+    drift: Float64Matrix,
     below: int,
     slope: tuple[float, float, float],
     surprise: float,

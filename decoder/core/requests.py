@@ -1,11 +1,11 @@
-"""What engine and router tell each other of a request."""
+"""What engine and router tell each other: requests, reports of steps, decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,72 @@ class RequestOptions:
         return self.tenant if self.cache_key is None else self.cache_key
 
 
+ADVANCED: Final = np.dtype(
+    [
+        ("slot", "i8"),  # in the request table, -1 for one that is not followed
+        ("end", "i8"),  # of its tokens, in those of all
+        ("verified", "i8"),  # draft tokens
+        ("length", "i8"),  # tokens that the engine holds, 0 where it does not say
+        ("done", "i8"),  # of decoder.core.observe
+        ("committed", "i8"),  # filled: tokens that its client sees
+    ],
+    align=True,
+)
+"""A request that a step advanced."""
+
+
+@dataclass(slots=True)
+class StepReport:
+    """One step: who advanced by which tokens, and what the next step has room for.
+
+    The router fills ``committed`` of ``advanced``, and takes away the slots of those that ended.
+    """
+
+    names: Sequence[str]
+    """Requests that the step advanced; the next step decides for the same."""
+    tokens: NDArray[np.int32]
+    """What was committed, of all requests one after the other."""
+    advanced: NDArray[Any]
+    """Of :data:`ADVANCED`, for each of ``names``."""
+    step_tokens: int = 0
+    """Tokens that the step ran through the target, prefill included; 0 for tokens that no step
+    made, of which nothing is learned about time."""
+    usual: bool = True
+    """False where the step also did work that had waited: it says nothing of costs."""
+    others: int = 0
+    """Requests of the next step that the router does not follow, and which verify nothing."""
+    budget: int | None = None
+    """Draft tokens that the next step has room for, of all requests together."""
+    unable: Collection[str] = ()
+    """Requests that the model drafter cannot draft for."""
+    waiting: int = 0
+    """Tokens of prompts that wait to be read."""
+    capacity: int = 1 << 40
+    """Tokens of a step at most."""
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        slots: list[int],
+        tokens: Sequence[Sequence[int]],
+        verified: Sequence[int] | int,
+        lengths: Sequence[int] | int,
+        step_tokens: int,
+    ) -> StepReport:
+        """A report by request: its slot, what was committed, how many draft tokens were verified,
+        and how many tokens the engine holds for it after the step, 0 where it does not say.
+
+        Raises:
+            OverflowError: a token is none.
+        """
+        advanced = np.zeros(len(names), ADVANCED)
+        advanced["slot"], advanced["verified"], advanced["length"] = slots, verified, lengths
+        advanced["end"] = [*accumulate(map(len, tokens))]
+        flat = np.array([*chain.from_iterable(tokens)], np.int32)
+        return cls(names, flat, advanced, step_tokens, others=slots.count(-1))
+
+
 class Decision(NamedTuple):
     """What one request verifies in the coming cycle: ``tokens`` when the arm is ``cache``."""
 
@@ -49,65 +115,16 @@ class Decision(NamedTuple):
     room: int = 0  # draft tokens of any arm that the request may still use
 
 
-class Committed(NamedTuple):
-    """One cycle's outcome: tokens committed, and how many draft tokens were really verified.
-
-    ``length`` is what the engine holds for the request after the step, prompt and output tokens
-    together; 0 where it does not say.
-    """
-
-    request: str
-    tokens: Sequence[int]
-    verified_len: int
-    length: int = 0
-
-
-class Outcomes(NamedTuple):
-    """What a step committed of n requests: ``tokens`` are of all, up to the ``ends`` of each."""
-
-    names: Sequence[str]
-    tokens: NDArray[np.int32]
-    ends: NDArray[np.int64]
-    verified: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, outcomes: Sequence[Committed]) -> Outcomes:
-        """The same in columns.
-
-        Raises:
-            OverflowError: a token is none.
-        """
-        names = [outcome.request for outcome in outcomes]
-        return cls.flat(
-            names, [o.tokens for o in outcomes], [o.verified_len for o in outcomes],
-            [o.length for o in outcomes],
-        )  # fmt: skip
-
-    @classmethod
-    def flat(
-        cls,
-        names: Sequence[str],
-        tokens: Sequence[Sequence[int]],
-        verified: Sequence[int],
-        lengths: Sequence[int],
-    ) -> Outcomes:
-        """By request its tokens, how many draft tokens were verified, and its length.
-
-        Raises:
-            OverflowError: a token is none.
-        """
-        ends = np.fromiter(accumulate(map(len, tokens)), np.int64, len(tokens))
-        flat = np.array([*chain.from_iterable(tokens)], np.int32)
-        return cls(names, flat, ends, np.array(verified, np.int64), np.array(lengths, np.int64))
-
-
 class Decisions:
     """What each of n requests verifies: ``arms``, ``lengths`` of cache drafts, ``rooms`` (as in
-    :class:`Decision`) and ``drafts``, the row of ``tokens`` that each has; all int32 [n]."""
+    :class:`Decision`) and ``drafts``, the row of ``tokens`` that each has; all int32 [n].
 
-    def __init__(self, decided: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
-        self.arms, self.lengths, self.rooms, self.drafts = decided.T
+    Valid until the next choice, which overwrites ``tokens``.
+    """
+
+    def __init__(self, decided: NDArray[Any], tokens: NDArray[np.int32]) -> None:
+        self.arms, self.lengths = decided["arm"], decided["length"]
+        self.rooms, self.drafts = decided["room"], decided["draft"]
         self.tokens = tokens
 
     def __len__(self) -> int:

@@ -3,15 +3,16 @@
 The heart of the decoder; it knows no engine. An engine calls, for each request,
 
     start(request, prompt, options)
-    loop:  observe(requests and what was committed)   labels resolve
-           choose(requests)                           the next draft of each
-           drafted(requests and their drafts)         what the engine made of that
-           settle()                                   events and accounts, while the target runs
+    loop:  step(report)               what was committed in, the next drafts out:
+               observe(report)            labels resolve
+               choose(report)             the next draft of each
+           drafted(report, lengths, k)  what the engine made of that
+           settle()                   events and the floor, while the target runs
     stop(request, reason)
 
-It believes of a step what the engine tells of it, and nothing else: a draft that was not made or
-not verified costs and brings nothing. A request whose text is not the engine's is left out by
-itself, whatever happens to it, and so is one whose bookkeeping fails.
+The router trusts only what the engine reports about a step: a draft that was not made or not
+verified costs and brings nothing. A request whose text is not the engine's is left out by itself,
+whatever happens to it, and so is one whose bookkeeping fails.
 
 Everything a choice depends on is the prefix, the deterministic cache draft, and labels resolved
 before it, never a sampled draft token: so rejection sampling stays lossless.
@@ -20,43 +21,44 @@ before it, never a sampled draft token: so rejection sampling stays lossless.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder.compiled import Handles
 from decoder.contracts.bundle import CHAMPION, FIRST, MAX_DRAFT, Policy
-from decoder.core import cycles, proposing
-from decoder.core.choice import Chosen, choose
+from decoder.core import cycles, proposer
+from decoder.core.choice import Chosen, Step, choose, situation_of
 from decoder.core.costs import STALL, LiveCosts
 from decoder.core.counters import Counters
 from decoder.core.events import Sink
-from decoder.core.following import Following
-from decoder.core.guards.floor import Floor
+from decoder.core.guards.fallback import fallback_arms
+from decoder.core.guards.floor import FLOOR, Floor
 from decoder.core.guards.pause import SpeculationPause
-from decoder.core.guards.probing import Probing, relieved
+from decoder.core.guards.probing import Probing
 from decoder.core.payoff.model_arm import START, ModelArm
 from decoder.core.rate import LiveRate
-from decoder.core.requests import Committed, Decision, Decisions, Outcomes, RequestOptions
-from decoder.core.table import DRAFTED_AT, LENGTH, UNSETTLED
-from decoder.core.underway import Underway
-from decoder.drafting.drafts import STOCK, Limits
+from decoder.core.requests import Decision, Decisions, RequestOptions, StepReport
+from decoder.core.step_timer import StepTimer
+from decoder.core.tracker import Progress, Tracker
+from decoder.drafting.drafts import STOCK, Tokens
 from decoder.drafting.suffix import SuffixCache
-from decoder.policy.pricing import MAX_TOKENS, gain_of, plain_steps
-from decoder.policy.rule import MODEL, Arms
-from decoder.telemetry.ring import HEAD, SETTLED
-from decoder.trial.sides import Side
-from decoder.trial.turns import Turns
+from decoder.experiment.interleaver import Interleaver
+from decoder.experiment.variants import Variant
+from decoder.policy.pricing import gain_of, plain_steps
+from decoder.policy.rule import MODEL
+from decoder.telemetry.ring import HEAD
 
-__all__ = ["Committed", "Counters", "Decision", "DraftRouter", "RequestOptions", "Sink"]
+__all__ = ["Counters", "Decision", "DraftRouter", "RequestOptions", "Sink", "StepReport"]
 
 
-class DraftRouter(Following):
+class DraftRouter:
     """Chooses drafts for the requests of one worker and labels every cache draft it saw.
 
     ``policy`` may be replaced by another thread at any time: it is read once a step, so a step
-    never mixes two policies and a swap waits for nothing. ``turns``, where there are any, say
+    never mixes two policies and a swap waits for nothing. ``interleaver``, where there are any, say
     which steps another side decides.
     """
 
@@ -72,8 +74,8 @@ class DraftRouter(Following):
         longest: int = MAX_DRAFT,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
-        turns: Turns | None = None,
-        choice: Callable[..., Chosen] = choose,
+        interleaver: Interleaver | None = None,
+        rule: Callable[[Policy, Step], Chosen] = choose,
     ) -> None:
         """Put a router together.
 
@@ -82,241 +84,280 @@ class DraftRouter(Following):
             model_draft_tokens: tokens of a model draft at most, where the engine ``has_model``.
             longest: tokens of any draft at most: what the engine was started for.
             costs: the live table; None for nominal costs that never change.
-            floor: None lets the policy have its way whatever it costs, looks at nothing, and never
-                sleeps.
-            turns: of the sides that are compared; None compares none.
-            choice: a rival's rule in the place of :func:`decoder.core.choice.choose`.
+            floor: None disables fallback, probing and pausing.
+            interleaver: of the sides that are compared; None compares none.
+            rule: a rival's in the place of :func:`decoder.core.choice.choose`.
         """
-        # A first policy was made with drafters of its own: it knows nothing of this one.
+        # The shipped policy was trained on other drafters: its prior does not apply here.
         known = policy.model_payoff if policy.role != FIRST else 0.0
         k = min(model_draft_tokens, longest) if has_model else 0
-        super().__init__(cache, sink, ModelArm(known or START, k), k)
-        self.policy, self.turns, self.floor = policy, turns, floor
+        self.cache, self.policy, self.interleaver, self.floor = cache, policy, interleaver, floor
+        self.model_arm = ModelArm(known or START, k)
+        classes = np.ascontiguousarray(token_classes, np.float32)
+        self.requests = Tracker(cache, sink, self.model_arm, k, classes)
+        self.table, self.counters = self.requests.table, self.requests.counters
+        self.memories = self.requests.memories
         self.costs = costs or LiveCosts(live=False)
         self.rate = LiveRate()
-        self._classes = np.ascontiguousarray(token_classes, np.float32)
-        self._choice, self._longest = choice, longest
         self.pause = SpeculationPause() if floor is not None else None
-        self._probing = Probing(self.model_arm)
-        self.underway = Underway()
-        self._last = 1, 0  # tokens that the last step ran through the target, and drafted
+        self.timer = StepTimer()
         self.worth_us: float | None = None
         """Time that model drafts would be worth in the last choice, had all requests been read by
         the drafter; None where the champion did not decide it."""
+        self._rule, self._model_len = rule, k
+        self._outbox = Handles[cycles.Outbox]()
+        self._probing = Probing(self.model_arm)
+        self._slots = np.zeros(0, np.int64)  # of the last choice
+        self._last = 1, 0  # tokens that the last step ran through the target, and drafted
+        own = cache.limits if cache is not None else STOCK
+        self._look_up = {
+            shown: proposer.look_up_by(limits, longest)
+            for shown, limits in (("worker", own), ("stock", STOCK), ("none", None))
+        }
 
-    def observe(
-        self, outcomes: Outcomes | Sequence[Committed], step_tokens: int, usual: bool = True
+    def __contains__(self, request: str) -> bool:
+        return request in self.table
+
+    def start(
+        self, request: str, prompt: Tokens, options: RequestOptions, output: Sequence[int] = ()
     ) -> None:
-        """Take in what the last step committed; labels resolve.
+        """Begin to follow a request whose prompt is int32 [n].
 
         Args:
-            outcomes: one entry for each request the step advanced.
-            step_tokens: tokens the step ran through the target, prefill included; 0 for tokens
-                that no step made, of which nothing is learned about time.
-            usual: False where the step also did work that had waited: it says nothing of costs.
-        """
-        began = self.underway.since or time.perf_counter()
-        if not isinstance(outcomes, Outcomes):
-            outcomes = Outcomes.of(outcomes)
-        # A choice stands for the step that follows it, and for no later one.
-        ran, self.underway = self.underway, Underway(since=self.underway.since)
-        serves = ran.side is None or ran.side.name == CHAMPION
-        step_us = ran.ran_us(began)
-        if ran.decided:
-            if serves and (self.pause is None or self.pause.awake):
-                self.costs.proposed(ran.asked, ran.exposed_us)
-            self.counters.own_us.append(ran.own_us)
-            self.counters.exposed_us.append(ran.exposed_us)
-        self._settle()
-        self._last = max(step_tokens, 1), ran.drafted
-        rows, known = len(outcomes.names), self.counters.tokens
-        slots = self.table.of(outcomes.names)
-        compared = self.turns is not None and self.turns.dealing
-        made, sums = self._take(outcomes, slots.copy(), step_tokens, step_us, compared)
-        closed, brought, closed_verified, verified, foretold = sums
-        decoding_alone = step_tokens == rows + verified
-        if usual and decoding_alone and ran.decided:
-            self.costs.observe(step_tokens, rows, ran.drafted, step_us)
-        if serves and closed and step_tokens:
-            beside = max(step_tokens - rows - verified, 0)
-            self._reckon(brought - closed, closed_verified, ran, rows, beside)
-        now = self.underway.spent(began)
-        if ran.decided and rows and self.turns is not None and compared:
-            came = ran.came_to(
-                self.costs.table, outcomes.names, verified, self.counters.tokens - known, step_us,
-                now, usual,
-            )  # fmt: skip
-            if ran.side is not None:
-                groups, sessions = self.table.shared(outcomes.names, slots, made)
-                came = came._replace(groups=groups, sessions=sessions, foretold=foretold)
-            self.turns.book(ran.side, came, decoding_alone)
+            output: tokens committed before, of a request that is met late.
 
-    def _reckon(self, drafted: int, verified: int, ran: Underway, rows: int, beside: int) -> None:
-        """Let rate and pause know what the champion's step of ``rows`` requests brought for its
-        time; one without a cycle had its one token."""
-        table = self.costs.table
+        Raises:
+            ValueError: the request is followed already.
+        """
+        self.requests.start(request, prompt, options, output)
+
+    def report(
+        self,
+        names: Sequence[str],
+        tokens: Sequence[Sequence[int]] | None = None,
+        verified: Sequence[int] | int = 0,
+        lengths: Sequence[int] | int = 0,
+        step_tokens: int = 0,
+    ) -> StepReport:
+        """A report of what a step committed, by request: tokens, how many draft tokens were
+        verified, and how many tokens the engine holds after it, 0 where it does not say.
+
+        Raises:
+            OverflowError: a token is none.
+        """
+        slots = [self.table.slots.get(name, -1) for name in names]
+        committed = tokens if tokens is not None else [()] * len(names)
+        return StepReport.of(names, slots, committed, verified, lengths, step_tokens)
+
+    def step(self, report: StepReport) -> Decisions:
+        """Take in a step, and decide the next one; as :meth:`observe` and :meth:`choose`."""
+        self.observe(report)
+        return self.choose(report)
+
+    def observe(self, report: StepReport) -> None:
+        """Take in what the last step committed; labels resolve. Mutates ``report``: requests that
+        ended with it, or are left out from now on, have no slot any more."""
+        # A choice stands for the step that follows it, and for no later one.
+        ran, self.timer = self.timer, StepTimer(since=self.timer.since)
+        began = ran.since or time.perf_counter()
+        step_us = ran.ran_us(began)
+        self._count_own_time(ran)
+        self._settle()
+        self._last = max(report.step_tokens, 1), ran.drafted
+        compared = self.interleaver is not None and self.interleaver.comparing
+        slots = report.advanced["slot"].copy() if compared else NOBODY
+        progress = self.requests.advance(report, step_us, compared)
+        self._learn(report, ran, progress, step_us)
+        now = self.timer.spent(began)
+        if compared and ran.decided and report.names:
+            self._compare(report, ran, progress, slots, step_us, now)
+
+    def _compare(
+        self,
+        report: StepReport,
+        ran: StepTimer,
+        progress: Progress,
+        slots: NDArray[np.int64],
+        step_us: float,
+        now: float,
+    ) -> None:
+        """Add a step to the account of the side that decided it; ``slots`` are those of its
+        requests, some of which have left by now."""
+        assert self.interleaver is not None
+        rows, drafts = len(report.names), progress.drafts
+        came = ran.came_to(self.costs.table, report.names, drafts, step_us, now, report.usual)
+        came = came._replace(tokens=progress.tokens)
+        if ran.side is not None:
+            made = report.advanced["committed"]
+            groups, sessions = self.table.shared(report.names, slots, made)
+            came = came._replace(groups=groups, sessions=sessions, predictable=progress.predicted)
+        self.interleaver.record_step(ran.side, came, report.step_tokens == rows + drafts)
+
+    def _count_own_time(self, ran: StepTimer) -> None:
+        if not ran.decided:
+            return
+        if _serves(ran.side) and (self.pause is None or self.pause.awake):
+            self.costs.proposed(ran.asked, ran.exposed_us)
+        self.counters.own_us.append(ran.own_us)
+        self.counters.exposed_us.append(ran.exposed_us)
+
+    def _learn(
+        self, report: StepReport, ran: StepTimer, progress: Progress, step_us: float
+    ) -> None:
+        """Learn from a step what steps cost, what the champion commits in their time, and whether
+        drafts are worth looking for."""
+        rows = len(report.names)
+        prefill = report.step_tokens - rows - progress.drafts
+        if report.usual and prefill == 0 and ran.decided:
+            self.costs.observe(report.step_tokens, rows, ran.drafted, step_us)
+        if not (_serves(ran.side) and progress.closed and report.step_tokens):
+            return
+        table, beside = self.costs.table, max(prefill, 0)
+        accepted, drafts = progress.committed - progress.closed, progress.verified
         time_taken = plain_steps(
-            table, rows, verified, ran.drafted, proposes=self.costs.steps > 0, beside=beside
+            table, rows, drafts, ran.drafted, proposes=self.costs.steps > 0, beside=beside
         )
-        self.rate.observe(rows + drafted, rows, time_taken)
+        # a request without a cycle had its one token
+        self.rate.observe(rows + accepted, rows, time_taken)
         if self.pause is not None and self.costs.steps:  # else a table has no unit of time yet
-            gain_us = gain_of(table, rows, drafted, verified, ran.drafted, beside=beside)
+            gain_us = gain_of(table, rows, accepted, drafts, ran.drafted, beside=beside)
             usual = STALL * table.proposing(rows) or ran.exposed_us
             self.pause.observe(min(ran.exposed_us, usual), gain_us, rows, table.time(rows))
 
-    def choose(
-        self,
-        names: Sequence[str],
-        most: int | None = None,
-        unread: Collection[str] = (),
-        *,
-        others: int = 0,
-        beside: int = 0,
-    ) -> Decisions:
-        """The next draft of each request.
+    def choose(self, report: StepReport) -> Decisions:
+        """The next draft of each request of ``report``.
 
-        A request that is unknown, has ended, or switched speculation off verifies nothing.
-
-        Args:
-            most: draft tokens that the step has room for, of all requests together.
-            unread: requests that the model drafter cannot draft for.
-            others: requests of the step beside ``names``, which verify nothing.
-            beside: tokens of prompts that the step is expected to read.
+        A request that is not followed, has ended, or switched speculation off verifies nothing.
 
         Raises:
             Exception: whatever went wrong for the champion; a side for which anything does plays no
                 more, and leaves the step to the champion.
         """
-        began = self.underway.begin()
+        self.timer.begin_choice()
         champion = self.policy
-        side = self.turns.next(champion) if self.turns is not None else None
+        side = self.interleaver.next_variant(champion) if self.interleaver is not None else None
         try:
-            return self._choose(began, side, champion, names, most, unread, others, beside)
+            return self._choose(report, side, champion)
         except Exception:
-            if side is None or self.turns is None or side.name == CHAMPION:
+            if side is None or self.interleaver is None or side.name == CHAMPION:
                 raise
             # What it did to this step it would do to the next: its block would never end.
-            self._complaints.exception(f"the side {side.name!r} plays no more: it could not choose")
-            self.turns.fail(side)
-        return self._choose(began, None, champion, names, most, unread, others, beside)
+            self.requests.limited_log.exception(
+                f"variant {side.name!r} is disabled: it could not choose"
+            )
+            self.interleaver.disable(side)
+        return self._choose(report, None, champion)
 
-    def _choose(
-        self,
-        began: float,
-        side: Side | None,
-        champion: Policy,
-        names: Sequence[str],
-        most: int | None,
-        unread: Collection[str],
-        others: int,
-        beside: int,
-    ) -> Decisions:
-        cache, table = self.cache, self.table
-        shown = side.shown if side is not None else "worker"
-        awake = self.pause is None or self.pause.awake
-        if awake and cache is not None:
-            cache.index()
-        table.reserve(len(names))
-        slots = table.of(names)
-        limits = STOCK
-        if cache is not None and shown != "stock":
-            limits = Limits(cache.depth, cache.most, cache.limits)
-        places, rooms, owners, features, tokens, keys = proposing.propose(
-            *self._handles(), slots, self._longest,
-            cache is not None and (shown == "stock" or (awake and shown != "none")),
-            limits.depth, limits.most, limits.of_draft, self._classes,
-        )  # fmt: skip
-        described = time.perf_counter()
-        unable = NOBODY  # to have a model draft
-        if unread:
-            unable = np.flatnonzero([names[place] in unread for place in places.tolist()])
-        batch = len(names) + others
+    def _choose(self, report: StepReport, side: Variant | None, champion: Policy) -> Decisions:
         policy = side.policy if side is not None else champion
-        serves = side is None or side.name == CHAMPION
-        rule = self._choice if shown == "worker" else choose
-        wanted = rule(
-            policy, features, owners, len(places), batch, self.costs.table, self.rate.value,
-            self._model_len, odds=self.model_arm.odds, most=most, unread=unable,
-            beside=beside,
-        )  # fmt: skip
-        self.worth_us = wanted.worth if serves and awake else None
-        arms = wanted.arms
-        if not len(arms) == len(wanted.lengths) == len(wanted.expected) == len(places):
-            raise ValueError(f"a choice for {len(arms)} requests, asked for {len(places)}")
-        if shown == "worker":
-            arms = self._guarded(wanted, serves, slots[places], owners, unable)
-            if self._probing.whole and wanted.model_len < self._model_len:
-                wanted = self._whole(wanted)
-        underway = self.underway
-        underway.side, underway.began, underway.asked = side, began, len(names)
-        underway.unpaid_us = (time.perf_counter() - described) * 1e6 if shown == "stock" else 0.0
+        step = self._propose(report, side)
+        chosen = (self._rule if _shown(side) == "worker" else choose)(policy, step)
+        chosen = self._guard(step, side, chosen)
+        return self._open_cycles(step, side, policy, chosen)
+
+    def _propose(self, report: StepReport, side: Variant | None) -> Step:
+        """The candidates of the next step, and their cache drafts."""
+        awake = self.pause is None or self.pause.awake
+        if awake and self.cache is not None:
+            self.cache.index()
+        self.table.reserve(len(report.names))
+        slots = self._slots = np.ascontiguousarray(report.advanced["slot"])
+        shown = _shown(side)
+        if self.cache is None or (shown == "worker" and not awake):
+            shown = "none"
+        n, m = proposer.propose(self.requests.state(), slots, self._look_up[shown])
+        self.timer.end_proposals()
+        offers, live = self.table.offers, len(slots) - slots.tolist().count(-1)
+        candidates, batch_size = offers.candidates[:n], live + report.others
+        unable = NOBODY
+        if report.unable:
+            names = [report.names[place] for place in candidates["place"].tolist()]
+            candidates["unable"] = [name in report.unable for name in names]
+            unable = np.flatnonzero(candidates["unable"])
+        prefill = min(report.waiting, max(report.capacity - batch_size, 0))
+        situation = situation_of(
+            batch_size, self.rate.value, self._model_len, self.costs.table, report.budget, prefill
+        )
+        self._asked = live
+        return Step(
+            candidates, offers.drafts[:m], situation, self.costs.table, self.model_arm.odds, unable
+        )
+
+    def _guard(self, step: Step, side: Variant | None, chosen: Chosen) -> Chosen:
+        """Take the arms that the policy wants, or others; the floor judges the champion, and nobody
+        on trial. Mutates ``step``."""
+        candidates = step.candidates
+        arms = np.ascontiguousarray(candidates["wanted"])
+        if _shown(side) == "worker" and self.floor is not None and len(arms):
+            if _serves(side):
+                arms = fallback_arms(arms, self.floor, candidates)
+
+            def behind() -> NDArray[np.int64]:
+                theirs = self.table.arrays.requests[self._slots[candidates["place"]]]
+                lag: NDArray[np.int64] = theirs["length"] - theirs["drafted_at"]
+                return lag
+
+            probing = self._probing
+            arms = probing.at_the_drafter(arms, chosen.model_len, behind, step.unable)
+            arms = probing.at_nothing(arms, self.costs, self._last)
+            if probing.whole and chosen.model_len < self._model_len:
+                chosen = self._lengthen(candidates, chosen)
+        candidates["arm"] = arms
+        return chosen
+
+    def _lengthen(self, candidates: NDArray[Any], chosen: Chosen) -> Chosen:
+        """Give model drafts their full length. Mutates ``candidates``."""
+        longest = self._model_len
+        candidates["length"][candidates["wanted"] == MODEL] = longest
+        candidates["model"][candidates["model"] > 0.0] = self.model_arm.payoff(longest)
+        return chosen._replace(model_len=longest)
+
+    def _open_cycles(
+        self, step: Step, side: Variant | None, policy: Policy, chosen: Chosen
+    ) -> Decisions:
+        serves, shown, situation = _serves(side), _shown(side), step.situation
+        awake = self.pause is None or self.pause.awake
+        self.worth_us = chosen.worth if serves and awake else None
         self.counters.asleep += not awake and shown == "worker"
         self.counters.probes = self._probing.taken
-        draft_us = (time.perf_counter() - began) * 1e6
-        floor = self.floor if serves else None
-        decided = np.zeros((len(names), 4), np.int32)
-        cycles.begin(
-            table.handle, slots, places, rooms, owners, features, tokens, keys, arms,
-            wanted.arms, wanted.lengths, wanted.expected, wanted.model, wanted.model_len,
-            MAX_TOKENS if most is None else most,
-            floor is not None and floor.in_force != "policy", batch, beside,
-            self.rate.value, self.costs.table.dense, serves,
-            self._sink.step(
-                policy, side.name if side is not None else "",
-                self.rate.value if policy.kind == "survival" else policy.threshold, time.time(),
-                batch, draft_us,
-            ),
-            decided,
-        )  # fmt: skip
-        underway.drafted = wanted.model_len if MODEL in arms.tobytes() else 0
+        draft_us = self.timer.end_choice(side, self._asked)
         self.counters.choose_us.append(draft_us)
-        underway.settled_us = 0.0
-        now = underway.spent(began)
-        underway.decided = now if len(names) else 0.0  # what follows nobody's step is a pause
-        return Decisions(decided, tokens)
+        self.requests.event[:] = self.requests.sink.step(
+            policy, side.name if side is not None else "",
+            self.rate.value if policy.kind == "survival" else policy.threshold, time.time(),
+            step.batch_size, draft_us,
+        )  # fmt: skip
+        in_force = serves and self.floor is not None and self.floor.in_force != "policy"
+        situation["model_len"], situation["fallback"] = chosen.model_len, in_force
+        situation["serves"] = serves
+        decided = cycles.open_cycles(
+            self.requests.state(), self._slots, len(step.candidates), situation,
+            self.costs.table.dense,
+        )  # fmt: skip
+        models = MODEL in step.candidates["arm"].tobytes()
+        self.timer.drafted = chosen.model_len if models else 0
+        self.timer.end_decisions()
+        return Decisions(decided, self.table.offers.tokens[: len(step.drafts)])
 
-    def _guarded(
-        self,
-        wanted: Chosen,
-        serves: bool,
-        slots: NDArray[np.int64],
-        owners: NDArray[np.int64],
-        unable: NDArray[np.int64],
-    ) -> Arms:
-        """The arms [n] that are taken; the floor judges the champion, and nobody on trial."""
-        arms = wanted.arms
-        if self.floor is None or not len(arms):
-            return arms
-        if serves:
-            arms = relieved(arms, self.floor, owners, unable)
-
-        def behind() -> NDArray[np.int64]:
-            theirs: NDArray[np.int64] = self.table.arrays.requests[slots]
-            return theirs[:, LENGTH] - theirs[:, DRAFTED_AT]
-
-        arms = self._probing.at_the_drafter(arms, wanted.model_len, behind, unable)
-        return self._probing.at_nothing(arms, self.costs, self._last)
-
-    def _whole(self, wanted: Chosen) -> Chosen:
-        """The same, with model drafts of full length."""
-        longest = self._model_len
-        lengths = np.where(wanted.arms == MODEL, np.int32(longest), wanted.lengths)
-        payoff = np.float32(self.model_arm.payoff(longest))
-        model = np.where(wanted.model > 0.0, payoff, np.float32(0.0))
-        return wanted._replace(lengths=lengths, model=model, model_len=longest)
-
-    def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
+    def drafted(self, report: StepReport, lengths: Sequence[int], k: int) -> None:
         """Take in what the engine made of the last choice.
 
         Args:
-            lengths: draft tokens that each of ``names`` really has.
+            report: that it was made for.
+            lengths: draft tokens that each of its requests really has.
             k: tokens for which the model drafter really ran; 0 if it did not.
+
+        Raises:
+            ValueError: they are not as many as its requests.
         """
-        self.underway.drafted = k
-        cycles.drafted(self.table.handle, self.table.of(names), np.array(lengths, np.int64))
+        if len(lengths) != len(report.names):
+            raise ValueError(f"{len(lengths)} drafts for a step of {len(report.names)} requests")
+        self.timer.drafted = k
+        slots = np.ascontiguousarray(report.advanced["slot"])
+        cycles.note_drafted(self.requests.state(), slots, np.array(lengths, np.int64))
 
     def settle(self, exposed: bool = True) -> None:
-        """What the next choice does not need: accounts of the floor, and events.
+        """What the next choice does not need: the floor, and events.
 
         For an engine to call while the target runs; :meth:`observe` does what is left.
 
@@ -325,29 +366,27 @@ class DraftRouter(Following):
         """
         began = time.perf_counter()
         self._settle()
-        self.underway.settled(began, exposed)
+        self.timer.settled(began, exposed)
 
     def _settle(self) -> None:
-        if not self.table.arrays.counts[UNSETTLED]:
-            self.table.settled()
-            return
-        sink, floor, costs = self._sink, self.floor or NO_FLOOR, self.costs.table
-        sink.control[HEAD] = cycles.settle(
-            self.table.handle, floor.needed, floor.ahead, floor.state, self.floor is not None,
-            costs.dense, costs.prices, sink.raw,
-            sink.control, int(sink.control[SETTLED]), sink.words,
-        )  # fmt: skip
+        if self.table.arrays.counts["unsettled"][0]:
+            floor = self.floor.state if self.floor is not None else NO_FLOOR
+            sink, costs = self.requests.sink, self.costs.table
+            outbox = self._outbox.of(cycles.Outbox(sink.raw, sink.control, sink.words))
+            sink.control[HEAD] = cycles.settle(
+                self.requests.state(), floor, costs.dense, costs.prices, outbox
+            )
+            sink.written()
         self.table.settled()
-        sink.written()
 
     def stop(self, name: str, reason: str) -> None:
         """Stop following a request: its open labels leave censored.
 
         Unknown names are ignored; never raises.
         """
-        super().stop(name, reason)
+        self.requests.stop(name, reason)
         if not self.table.slots:
-            self.underway.decided = 0.0  # nobody waits for the step any more: a pause begins
+            self.timer.decided = 0.0  # nobody waits for the step any more: a pause begins
 
     def close(self) -> None:
         """Stop every request: the worker is going down."""
@@ -356,5 +395,15 @@ class DraftRouter(Following):
         self._settle()
 
 
+def _serves(side: Variant | None) -> bool:
+    """Whether the champion decides."""
+    return side is None or side.name == CHAMPION
+
+
+def _shown(side: Variant | None) -> str:
+    """What drafts a side is shown."""
+    return side.draft_source if side is not None else "worker"
+
+
 NOBODY: Final = np.zeros(0, np.int64)
-NO_FLOOR: Final = Floor(has_model=False)
+NO_FLOOR: Final = np.zeros(0, FLOOR)

@@ -1,65 +1,111 @@
-"""The requests that a worker follows, as slots in arrays, and their cycles until these are told of.
+"""The request table: per-request state and open cycles as records in preallocated arrays.
 
-A cycle is a row of :data:`decoder.telemetry.ring.ROW` from the choice on: what becomes of it is
-written where its event will be. ``taking``, ``proposing`` and ``cycles`` have what is done with
+A cycle is a row of :data:`decoder.contracts.fields.ROW` from the choice on: what becomes of it is
+written where its event will be. ``observe``, ``proposer`` and ``cycles`` have what is done with
 them in every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import (
-    BYTES_2,
-    IDS,
-    IDS_2,
-    REALS_2,
-    WHOLES,
-    WHOLES_2,
-    Handle,
+    Float32Matrix,
+    Float64Array,
+    Int32Array,
+    Int32Matrix,
+    Uint8Array,
+    Uint8Matrix,
     opener,
-    record,
-    rows_of,
 )
-from decoder.contracts.features import RECENT
-from decoder.core.guards.floor import WIDTH
-from decoder.core.payoff.memory import KINDS, PRIOR_FIRST, PRIOR_LOG
+from decoder.contracts.features import FEATURE_ROW, NUM_FEATURES, RECENT
+from decoder.contracts.fields import REQUEST as NAMES
+from decoder.contracts.fields import ROW
+from decoder.core.guards.floor import WINDOW
+from decoder.core.payoff.memory import KINDS, PRIOR_FIRST, PRIOR_LOG, Payoffs
 from decoder.core.requests import RequestOptions
 from decoder.drafting.drafts import Tokens
-from decoder.drafting.matches import BACK
-from decoder.policy.rule import ARMS
-from decoder.telemetry.ring import NAMES, ROW
+from decoder.drafting.matches import BACK, Scratch, Written, scratch_for
+from decoder.drafting.pages import Pool
+from decoder.policy.rule import ARMS, CANDIDATE
 
-(
-    LENGTH, PROMPT, MAX_TOKENS, MAX_LENGTH, MIN_TOKENS, SPECULATES, ENDED, CYCLE, CYCLES,
-    DRAFTED_AT, INDEX, MEMORY, STOPS, OPEN, BROKE_AT, TOOK, TOOK_CYCLES, PAYOFFS_SEEN,
-) = range(18)  # fmt: skip
-"""Of ``requests``: tokens there are, of them the prompt's, bounds, whether and how it has ended,
-its cycle under way (-1: none) and how many there were, tokens there were when it last had a model
-draft, its rows of the cache and of the memories, how many ids end it, labels that are open, output
-tokens when a cache draft last broke off, a bit for each of its last cycles that verified a cache
-draft, of how many that tells, and payoffs that are known."""
-SHARE, FIRST, FAST, SLOW, RECENT_MODEL, STRETCH = range(6)
-"""Of ``means``: the cache's share of cycles, decayed means, and from ``STRETCH`` on what
-:mod:`decoder.core.guards.floor` sums up."""
-(
-    SLOT, HELD, ARM, WANTED, WANTED_LEN, ALL_WANTED, ALL_CACHED, DRAFTING, MODELS, MODEL_LEN,
-    BESIDE, SERVES, MADE, COMMITTED, CACHED_LEN,
-) = range(15)  # fmt: skip
-"""Of ``cycles``: whose, tokens of its draft that matched so far, its arm by number, what the policy
-wanted of it, and of its step: draft tokens, had the policy its way and if the cache arm were in
-force, requests for which the policy wants a model draft and those that have one, tokens of
-a model draft and of prompts beside; whether the champion decided, whether the engine has said what
-it drafted, tokens committed, and those of its draft that the cache arm verifies."""
-(FREE, UNSETTLED, EVENTS, LABELLED, COUNTED, UNDRAFTED, BY_ARM) = range(7)
-DEEPEST: Final = BY_ARM + 3 * len(ARMS)
-"""Of ``counts``: free cycles, those to be settled, events made, labels known, tokens committed,
-model drafts not made; then for each arm cycles, tokens drafted, and accepted;
-and the most labels that a request had open."""
+REQUEST: Final = np.dtype(
+    [
+        ("length", "i8"),  # tokens of prompt and output
+        ("prompt_len", "i8"),
+        ("max_tokens", "i8"),  # of output
+        ("max_length", "i8"),  # of prompt and output
+        ("min_tokens", "i8"),
+        ("speculates", "i8"),
+        ("ended", "i8"),  # LIVE, STOPPED or FULL_LENGTH
+        ("cycle", "i8"),  # the one under way, -1 for none
+        ("num_cycles", "i8"),
+        ("drafted_at", "i8"),  # its length when it last had a model draft
+        ("index", "i8"),  # of its text, 0 for none
+        ("memory", "i8"),  # of payoffs
+        ("num_stops", "i8"),  # ids that end it
+        ("num_open", "i8"),  # labels that are open
+        ("broke_at", "i8"),  # output tokens when a cache draft last broke off
+        ("took", "i8"),  # a bit for each of its last cycles: whether that verified a cache draft
+        ("took_cycles", "i8"),  # of how many that tells
+        ("num_payoffs", "i8"),  # resolved
+        ("payoffs", "i8", (RECENT,)),  # the last of them, the oldest overwritten
+        ("cache_share", "f8"),  # of its last cycles
+        ("first", "f8"),  # decayed share of drafts whose first token was accepted
+        ("log_fast", "f8"),  # decayed means of log1p(payoff)
+        ("log_slow", "f8"),
+        ("model_recent", "f8"),  # decayed accepted length of its model drafts
+        ("window", WINDOW),
+        ("context", "i4", (BACK,)),  # its last tokens, at the end
+    ],
+    align=True,
+)
+STEP_CHOICE: Final = np.dtype(
+    [
+        ("all_wanted", "i8"),  # draft tokens, had the policy its way
+        ("all_cached", "i8"),  # draft tokens, were the cache arm in force
+        ("drafting", "i8"),  # requests for which the policy wants a model draft
+        ("models", "i8"),  # requests that have one
+        ("model_len", "i8"),  # tokens of a model draft
+        ("prefill_tokens", "i8"),
+        ("serves", "i8"),  # whether the champion decided
+    ],
+    align=True,
+)
+"""What the cycles of a step have in common, for the floor."""
+CYCLE: Final = np.dtype(
+    [
+        ("slot", "i8"),
+        ("held", "i8"),  # tokens of its cache draft that matched so far
+        ("arm", "i8"),
+        ("wanted", "i8"),  # the arm that the policy wanted, and its draft tokens
+        ("wanted_len", "i8"),
+        ("cached_len", "i8"),  # draft tokens, were the cache arm in force
+        ("made", "i8"),  # whether the engine has said what it drafted
+        ("committed", "i8"),
+        ("step", STEP_CHOICE),
+        ("keys", "i8", (KINDS,)),  # of the memory
+    ],
+    align=True,
+)
+ARM_COUNTS: Final = np.dtype([("cycles", "i8"), ("drafted", "i8"), ("accepted", "i8")], align=True)
+COUNTS: Final = np.dtype(
+    [
+        ("free", "i8"),  # cycles of nobody's
+        ("unsettled", "i8"),  # cycles to be settled
+        ("deepest", "i8"),  # the most labels that a request had open
+        ("events", "i8"),
+        ("labelled", "i8"),
+        ("tokens", "i8"),  # committed
+        ("undrafted", "i8"),  # model drafts chosen and not made
+        ("arms", ARM_COUNTS, (len(ARMS),)),
+    ],
+    align=True,
+)
 LIVE, STOPPED, FULL_LENGTH = range(3)
 """How a request has ended."""
 GROWS: Final = 2
@@ -68,30 +114,52 @@ GROWS: Final = 2
 class Table(NamedTuple):
     """Requests by slot, cycles by number."""
 
-    requests: NDArray[np.int64]  # [slots, 18]
-    means: NDArray[np.float64]  # [slots, 5 + WIDTH]
-    payoffs: NDArray[np.int64]  # [slots, RECENT], as they come, the oldest overwritten
-    contexts: NDArray[np.int32]  # [slots, BACK], the last tokens, at the end
-    stops: NDArray[np.int32]  # [slots, widest]
-    open: NDArray[np.int32]  # [slots, deepest], cycles whose labels are open, the oldest first
-    names: NDArray[np.uint8]  # [slots, bytes], as events have them
-    rows: NDArray[Any]  # [cycles] of ROW
-    raw: NDArray[np.uint8]  # the same, [cycles, bytes]
-    cycles: NDArray[np.int64]  # [cycles, 15]
-    keys: NDArray[np.int64]  # [cycles, KINDS], of the memory
-    drafts: NDArray[np.int32]  # [cycles, longest], tokens of cache drafts
-    free: NDArray[np.int32]  # [cycles]
-    unsettled: NDArray[np.int32]  # [cycles], those of which all is known, in that order
-    counts: NDArray[np.int64]
+    requests: Annotated[NDArray[Any], REQUEST]  # [slots]
+    stops: Int32Matrix  # [slots, widest]
+    open: Int32Matrix  # [slots, deepest], cycles whose labels are open, the oldest first
+    names: Uint8Matrix  # [slots, bytes], as events have them
+    rows: Annotated[NDArray[Any], ROW]  # [cycles]
+    raw: Uint8Matrix  # the same, [cycles, bytes]
+    cycles: Annotated[NDArray[Any], CYCLE]  # [cycles]
+    drafts: Int32Matrix  # [cycles, longest], tokens of cache drafts
+    free: Int32Array  # [cycles]
+    unsettled: Int32Array  # [cycles], those of which all is known, in that order
+    counts: Annotated[NDArray[Any], COUNTS]  # [1]
 
 
-TABLE: Final = record(
-    Table, WHOLES_2, REALS_2, WHOLES_2, IDS_2, IDS_2, IDS_2, BYTES_2, rows_of(ROW), BYTES_2,
-    WHOLES_2, WHOLES_2, IDS_2, IDS, IDS, WHOLES,
-)  # fmt: skip
+class Offers(NamedTuple):
+    """What a step may verify; overwritten by the next step."""
+
+    candidates: Annotated[NDArray[Any], CANDIDATE]  # [requests] that may have a draft
+    drafts: Annotated[NDArray[Any], FEATURE_ROW]  # [requests], features of their cache drafts
+    features: Float32Matrix  # the same memory, [requests, features], as networks read it
+    tokens: Int32Matrix  # [requests, longest]
+    keys: Annotated[NDArray[np.int64], 2]  # [requests, KINDS], of the memory
 
 
-table_of = opener(TABLE)
+class LookUps(NamedTuple):
+    """What look-ups overwrite."""
+
+    ours: Written  # the draft of a request's own text
+    theirs: Written  # that of its key's
+    scratch: Scratch
+
+
+class State(NamedTuple):
+    """All that the compiled functions of a step work on."""
+
+    table: Table
+    pool: Pool
+    payoffs: Payoffs
+    offers: Offers
+    look_ups: LookUps
+    odds: Float64Array  # of the model arm, and what is known of them
+    seen: Float64Array
+    classes: Float32Matrix  # [vocabulary, classes]
+    event: Uint8Array  # bytes of what the events of a step share
+
+
+state_of = opener(State)
 
 
 def new_table(slots: int, cycles: int, longest: int) -> Table:
@@ -100,18 +168,32 @@ def new_table(slots: int, cycles: int, longest: int) -> Table:
     Args:
         longest: tokens of a cache draft at most.
     """
-    rows = np.zeros(cycles, ROW)
-    counts = np.zeros(DEEPEST + 1, np.int64)
-    counts[FREE] = cycles
+    rows, counts = np.zeros(cycles, ROW), np.zeros(1, COUNTS)
+    counts["free"] = cycles
     return Table(
-        np.zeros((slots, 18), np.int64), np.zeros((slots, STRETCH + WIDTH)),
-        np.zeros((slots, RECENT), np.int64), np.zeros((slots, BACK), np.int32),
-        np.zeros((slots, 4), np.int32), np.zeros((slots, 16), np.int32),
-        np.zeros((slots, NAMES.itemsize), np.uint8), rows, raw_of(rows),
-        np.zeros((cycles, 15), np.int64), np.zeros((cycles, KINDS), np.int64),
+        np.zeros(slots, REQUEST), np.zeros((slots, 4), np.int32), np.zeros((slots, 16), np.int32),
+        np.zeros((slots, NAMES.itemsize), np.uint8), rows, raw_of(rows), np.zeros(cycles, CYCLE),
         np.zeros((cycles, longest), np.int32), np.arange(cycles, dtype=np.int32),
         np.zeros(cycles, np.int32), counts,
     )  # fmt: skip
+
+
+def new_offers(requests: int, longest: int) -> Offers:
+    """Room for so many requests, with cache drafts of ``longest`` tokens at most."""
+    drafts = np.zeros(requests, FEATURE_ROW)
+    return Offers(
+        np.zeros(requests, CANDIDATE), drafts,
+        drafts.view(np.float32).reshape(requests, NUM_FEATURES),
+        np.zeros((requests, longest), np.int32), np.zeros((requests, KINDS), np.int64),
+    )  # fmt: skip
+
+
+def new_look_ups(longest: int) -> LookUps:
+    """For cache drafts of ``longest`` tokens at most."""
+    ours, theirs = (
+        Written(np.zeros(longest, np.int32), np.zeros(longest, np.float32)) for _ in range(2)
+    )
+    return LookUps(ours, theirs, scratch_for(longest))
 
 
 def raw_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
@@ -124,29 +206,15 @@ class RequestTable:
 
     def __init__(self, longest: int) -> None:
         """Begin empty."""
-        self.arrays = new_table(64, 1024, longest)
-        self._handle = Handle()
+        self.arrays, self.offers = new_table(64, 1024, longest), new_offers(64, longest)
+        self.look_ups = new_look_ups(longest)
         self.slots: dict[str, int] = {}
         self.options: dict[int, RequestOptions] = {}  # by slot
         self._free = list(range(63, -1, -1))
-        self._asked: list[str] | None = None
-        self._found = np.zeros(0, np.int64)  # what was found for them
         self._left: list[int] = []  # slots whose cycles may still wait to be settled
 
     def __contains__(self, name: str) -> bool:
         return name in self.slots
-
-    @property
-    def handle(self) -> Any:
-        """Of ``arrays``."""
-        return self._handle.of(self.arrays)
-
-    def of(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Slots of requests by name, -1 for those that are not followed; not to be changed."""
-        if names != self._asked:  # a batch is asked for three times a step
-            slots, self._asked = self.slots, [*names]
-            self._found = np.array([slots.get(name, -1) for name in names], np.int64)
-        return self._found
 
     def shared(
         self, names: Sequence[str], slots: NDArray[np.int64], made: NDArray[np.int64]
@@ -185,26 +253,23 @@ class RequestTable:
         slot = self._free.pop()
         if len(stops) > self.arrays.stops.shape[1]:
             self._widen("stops", len(stops))
-        table = self.arrays
+        table, seen = self.arrays, text[-BACK:]
+        table.requests[slot] = np.zeros((), REQUEST)
         row = table.requests[slot]
-        row[:] = 0
-        row[:6] = (
-            len(text), prompt_len, options.max_tokens, options.max_model_len, options.min_tokens,
-            options.speculate,
-        )  # fmt: skip
-        row[CYCLE], row[STOPS] = -1, len(stops)
-        table.means[slot] = 0.0
-        table.means[slot, FIRST : RECENT_MODEL + 1] = PRIOR_FIRST, PRIOR_LOG, PRIOR_LOG, model
+        row["length"], row["prompt_len"], row["cycle"] = len(text), prompt_len, -1
+        row["max_tokens"], row["max_length"] = options.max_tokens, options.max_model_len
+        row["min_tokens"], row["speculates"] = options.min_tokens, options.speculate
+        row["first"], row["log_fast"], row["log_slow"] = PRIOR_FIRST, PRIOR_LOG, PRIOR_LOG
+        row["model_recent"], row["num_stops"] = model, len(stops)
+        row["context"][BACK - len(seen) :] = seen
         table.stops[slot, : len(stops)] = stops
-        seen = text[-BACK:]
-        table.contexts[slot, BACK - len(seen) :] = seen
         table.names[slot] = np.frombuffer(told, np.uint8) if told is not None else 255
-        self.slots[name], self.options[slot], self._asked = slot, options, None
+        self.slots[name], self.options[slot] = slot, options
         return slot
 
     def remove(self, name: str) -> int:
         """Forget who is in a slot; what is left of its cycles may be settled first."""
-        slot, self._asked = self.slots.pop(name), None
+        slot = self.slots.pop(name)
         self._left.append(slot)
         return slot
 
@@ -216,18 +281,20 @@ class RequestTable:
         self._left = []
 
     def reserve(self, cycles: int) -> None:
-        """Make room for so many more cycles, each with an open label."""
+        """Make room for a step of so many cycles, each with an open label."""
         table = self.arrays
-        if table.counts[FREE] < cycles:
+        if table.counts["free"][0] < cycles:
             self._more_cycles(cycles)
-        if table.counts[DEEPEST] >= table.open.shape[1]:
+        if len(self.offers.candidates) < cycles:
+            self.offers = new_offers(GROWS * cycles, table.drafts.shape[1])
+        if table.counts["deepest"][0] >= table.open.shape[1]:
             self._widen("open", GROWS * table.open.shape[1])
 
     def _more_slots(self) -> None:
         table, had = self.arrays, len(self.arrays.requests)
         grown = {
             name: _longer(getattr(table, name), GROWS * had)
-            for name in ("requests", "means", "payoffs", "contexts", "stops", "open", "names")
+            for name in ("requests", "stops", "open", "names")
         }
         self.arrays = table._replace(**grown)
         self._free += range(GROWS * had - 1, had - 1, -1)
@@ -235,13 +302,13 @@ class RequestTable:
     def _more_cycles(self, cycles: int) -> None:
         table, had = self.arrays, len(self.arrays.rows)
         size = GROWS * had
-        while size - had + int(table.counts[FREE]) < cycles:
+        left = int(table.counts["free"][0])
+        while size - had + left < cycles:
             size *= GROWS
-        names = ("rows", "cycles", "keys", "drafts", "free", "unsettled")
+        names = ("rows", "cycles", "drafts", "free", "unsettled")
         grown = {name: _longer(getattr(table, name), size) for name in names}
-        left = int(table.counts[FREE])
         grown["free"][left : left + size - had] = np.arange(had, size)
-        table.counts[FREE] += size - had
+        table.counts["free"] += size - had
         self.arrays = table._replace(**grown, raw=raw_of(grown["rows"]))
 
     def _widen(self, name: str, width: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of a look-up: tokens of context and draft together and of a draft at most, and ``of_draft``:
-    tokens for each one matched, tokens beside, and least probability."""
+class Limits(NamedTuple):
+    """Of a look-up."""
 
-    depth: int
-    most: int
-    of_draft: tuple[float, float, float]
+    depth: int  # tokens of context and draft together
+    most: int  # tokens of a draft
+    factor: float  # tokens of a draft for each one matched
+    offset: float  # tokens beside
+    least: float  # probability of a draft's last token
 
 
-STOCK: Final = Limits(24, 24, (1.0, 0.0, 0.1))
+STOCK: Final = Limits(24, 24, 1.0, 0.0, 0.1)
 """What vLLM's suffix decoding draws from its trees where nobody sets anything
 (``SpeculativeConfig`` of vLLM 0.32: depth, factor and least probability; a draft is at most as long
 as a tree is deep)."""

@@ -12,37 +12,15 @@ and are not stored.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder.contracts.errors import ModelError
-from decoder.drafting.eagle3_checkpoint import (
-    CONFIG,
-    WEIGHTS,
-    HeadConfig,
-    read_checkpoint,
-)
-
-__all__ = [
-    "CONFIG",
-    "KV",
-    "WEIGHTS",
-    "Eagle3Head",
-    "HeadConfig",
-    "chains",
-    "load_head",
-    "save_head",
-]
-
-
-ROWS: Final = 512
-"""Chains run together: their attention scores over 16k positions stay below a gigabyte."""
+from decoder.drafting.eagle3_checkpoint import HeadConfig, read_checkpoint
 
 
 class KV(NamedTuple):
@@ -237,52 +215,6 @@ class Eagle3Head(nn.Module):
             best = self.logits(hidden).argmax(-1)
             drafted.append(best + self.d2t[best])
         return torch.cat(drafted).tolist()
-
-
-@torch.inference_mode()
-def chains(
-    head: Eagle3Head, embedding: nn.Module, tokens: Tensor, aux: Tensor, rows: Tensor, k: int
-) -> Tensor:
-    """The greedy chains of ``k`` tokens from ``rows`` of a known text: target ids, int64 (rows, k).
-
-    Each attends to the positions committed before it started and to its own steps, as in serving.
-
-    Args:
-        embedding: the target's, ids -> (tokens, hidden).
-        tokens: int64 (n,) the text.
-        aux: (n - 1 or more, layers * hidden) the target's states at its positions.
-        rows: int64; a chain at row ``p`` knows ``tokens[: p + 2]`` and drafts what follows.
-    """
-    followers = embedding(tokens[1:])
-    states = head.fc(aux[: len(followers)])
-    places = torch.arange(len(followers), device=tokens.device)
-    committed = head.midlayer.self_attn.keys_values(head.midlayer.mixed(followers, states), places)
-    parts = []
-    for starts in rows.split(ROWS):
-        before = int(starts.max())
-        cache = KV(committed.keys[:, :before], committed.values[:, :before])
-        visible = places[:before] < starts[:, None]
-        own = torch.eye(len(starts), dtype=torch.bool, device=tokens.device)
-        embeds, hidden, drafted = followers[starts], states[starts], list[Tensor]()
-        for step in range(k):
-            visible = torch.cat((visible, own), 1)
-            hidden, cache = head.advance(embeds, hidden, starts + step, cache, visible)
-            best = head.logits(hidden).argmax(-1)
-            drafted.append(best + head.d2t[best])
-            embeds = embedding(drafted[-1])
-        parts.append(torch.stack(drafted, 1))
-    return torch.cat(parts)
-
-
-def save_head(head: Eagle3Head, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write ``config.json`` and ``model.safetensors`` in the layout that vLLM reads."""
-    weights = {
-        name: (t.to(dtype) if t.is_floating_point() else t).contiguous()
-        for name, t in head.state_dict().items()
-    }
-    path.mkdir(parents=True, exist_ok=True)
-    (path / CONFIG).write_text(json.dumps(head.config.public(), indent=1) + "\n")
-    save_file(weights, path / WEIGHTS, metadata={"format": "pt"})
 
 
 def load_head(

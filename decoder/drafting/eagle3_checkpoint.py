@@ -11,7 +11,7 @@ EAGLE (``yuhuili/EAGLE3-LLaMA3.1-...``)    ``pytorch_model.bin``   Llama's; no `
 AngelSlim (``AngelSlim/Qwen3-4B_eagle3``)  ``model.safetensors``   heads wider than ``hidden_size``;
                                                                    no aux layers
 SpecForge (``Tengyunw/qwen3_8b_eagle3``)   ``model.safetensors``   aux layers in ``eagle_config``
-vLLM, and ``save_head``                    ``model.safetensors``   aux layers in both places
+vLLM, and ``hvd train-drafter``            ``model.safetensors``   aux layers in both places
 =========================================  ======================  ================================
 
 The layer's prefix is ``midlayer.`` or ``layers.0.``, with or without ``model.`` before it.
@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,29 +55,6 @@ class HeadConfig:
     rms_norm_eps: float
     max_position_embeddings: int
     aux_layers: tuple[int, ...]
-
-    def public(self) -> dict[str, Any]:
-        """The ``config.json`` that vLLM reads."""
-        shape = asdict(self)
-        layers = list(shape.pop("aux_layers"))
-        theta = shape.pop("rope_theta")
-        return shape | {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
-            "num_hidden_layers": 1,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "tie_word_embeddings": False,
-            "rope_theta": theta,
-            "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
-            "eagle_aux_hidden_state_layer_ids": layers,
-            "eagle_config": {
-                "use_aux_hidden_state": True,
-                "eagle_aux_hidden_state_layer_ids": layers,
-            },
-            "dtype": "bfloat16",
-        }
 
 
 def read_config(raw: Mapping[str, Any], target_layers: int | None) -> HeadConfig:

@@ -9,12 +9,12 @@ A page given up is written over: chains and links that led to it are noticed whe
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import IDS, IDS_2, WHOLE, WHOLES, WHOLES_2, compiled, opener, record
+from decoder.compiled import Int32Array, Int32Matrix, compiled, entry_point
 
 ORDERS: Final = (1, 2, 3)
 """Tokens that the positions of a chain have in common."""
@@ -25,35 +25,53 @@ LAST: Final = PAGE - 1
 END: Final = -1
 """Written between texts that do not go on from each other."""
 NEVER: Final = 1 << 62
-OWNER, BEFORE, AFTER, FILLED = range(4)
-BORN, CLOSED = range(2)
-FREE, FRESH, CLOCK = range(3)
-BEGIN, MASK, PAGES, OWN, OUTPUT, SHARED, PENDING = range(7)
+INDEX: Final = np.dtype(
+    [
+        ("begin", "i8"),  # its first bucket; it has a power of two of them
+        ("mask", "i8"),  # how many these are, less one
+        ("num_pages", "i8"),
+        # of a request's index alone
+        ("own", "i8"),  # the last page of its text
+        ("output", "i8"),  # the last page of its output among others' of its key
+        ("shared", "i8"),  # the index that has the output
+        ("pending", "i8"),  # 1: a part of its prompt is not written yet
+    ],
+    align=True,
+)
+PAGES: Final = np.dtype(
+    [
+        ("owner", "i4"),  # its index
+        ("before", "i4"),  # its neighbours in its stream
+        ("after", "i4"),
+        ("filled", "i4"),  # tokens
+        ("born", "i8"),  # when it was begun, by the clock of pages
+        ("closed", "i8"),  # when the next page of its stream was begun
+    ],
+    align=True,
+)
+COUNTS: Final = np.dtype(
+    [
+        ("free", "i8"),  # pages that were given up
+        ("fresh", "i8"),  # the first page never used
+        ("clock", "i8"),  # pages begun
+    ],
+    align=True,
+)
 
 
 class Pool(NamedTuple):
     """Pages, and the tables of all indexes; page 0 and index 0 are nobody's, and mean none.
 
-    An index's buckets begin where ``indexes`` says, and are a power of two; beside it stands that
-    less one, and how many pages it has. If it is a request's, its row also has the last page of its
-    text and of its output, the index that has the output, and whether a part of its prompt is not
-    written yet. ``heads`` hold the newest position of a bucket, ``chains`` the one before each.
-    ``links`` say of a page whose it is, the pages before and after it in its stream, and how much
-    of it is written; ``times`` when it was begun and when the next one was, by a clock of pages.
+    ``heads`` hold the newest position of a bucket, ``chains`` the one before each.
     """
 
-    text: NDArray[np.int32]  # [slots]
-    chains: NDArray[np.int32]  # [slots, orders]
-    heads: NDArray[np.int32]  # [buckets, orders]
-    indexes: NDArray[np.int64]  # [indexes, 7]
-    links: NDArray[np.int32]  # [pages, 4]
-    times: NDArray[np.int64]  # [pages, 2]
-    free: NDArray[np.int32]  # [pages], those given up
-    counts: NDArray[np.int64]  # [3]: how many these are, the first never used, and the clock
-
-
-POOL: Final = record(Pool, IDS, IDS_2, IDS_2, WHOLES_2, IDS_2, WHOLES_2, IDS, WHOLES)
-pool_of = opener(POOL)
+    text: Int32Array  # [slots]
+    chains: Int32Matrix  # [slots, orders]
+    heads: Int32Matrix  # [buckets, orders]
+    indexes: Annotated[NDArray[Any], INDEX]
+    pages: Annotated[NDArray[Any], PAGES]
+    free: Int32Array  # [pages], those given up
+    counts: Annotated[NDArray[Any], COUNTS]  # [1]
 
 
 def new_pool(pages: int, buckets: int, indexes: int) -> Pool:
@@ -63,71 +81,70 @@ def new_pool(pages: int, buckets: int, indexes: int) -> Pool:
         pages: of ``PAGE`` tokens, the first of them nobody's.
         buckets: of all indexes together.
     """
+    counts = np.zeros(1, COUNTS)
+    counts["fresh"] = 1
     return Pool(
         np.zeros(pages * PAGE, np.int32), np.zeros((pages * PAGE, len(ORDERS)), np.int32),
-        np.zeros((buckets, len(ORDERS)), np.int32), np.zeros((indexes, 7), np.int64),
-        np.zeros((pages, 4), np.int32), np.zeros((pages, 2), np.int64), np.zeros(pages, np.int32),
-        np.array([0, 1, 0], np.int64),
+        np.zeros((buckets, len(ORDERS)), np.int32), np.zeros(indexes, INDEX),
+        np.zeros(pages, PAGES), np.zeros(pages, np.int32), counts,
     )  # fmt: skip
 
 
-@compiled()
+@compiled
 def mixed(state: int, token: int) -> int:
     """A hash of 32 bits, of one token more."""
     state = ((state ^ token) * 0x2C1B3C6D) & 0xFFFFFFFF
     return state ^ (state >> 15)
 
 
-@compiled()
+@compiled
 def open_page(pool: Pool, index: int, before: int) -> int:
     """A page that goes on from ``before`` (0: from none); 0 if there is none left. Mutates."""
-    left, page = pool.counts[FREE], int(pool.counts[FRESH])
+    counts = pool.counts[0]
+    left, page = counts["free"], int(counts["fresh"])
     if left > 0:
-        pool.counts[FREE] = left - 1
+        counts["free"] = left - 1
         page = int(pool.free[left - 1])
-    elif page < len(pool.links):
-        pool.counts[FRESH] = page + 1
+    elif page < len(pool.pages):
+        counts["fresh"] = page + 1
     else:
         return 0
-    pool.counts[CLOCK] += 1
-    pool.links[page, OWNER] = index
-    pool.links[page, BEFORE] = before
-    pool.links[page, AFTER] = 0
-    pool.links[page, FILLED] = 0
-    pool.times[page, BORN] = pool.counts[CLOCK]
-    pool.times[page, CLOSED] = NEVER
+    counts["clock"] += 1
+    opened = pool.pages[page]
+    opened["owner"], opened["before"], opened["after"], opened["filled"] = index, before, 0, 0
+    opened["born"], opened["closed"] = counts["clock"], NEVER
     if before > 0:
-        pool.links[before, AFTER] = page
-        pool.times[before, CLOSED] = pool.counts[CLOCK]
+        pool.pages[before]["after"] = page
+        pool.pages[before]["closed"] = counts["clock"]
     return page
 
 
-@compiled()
-def slot_before(links: NDArray[np.int32], slot: int) -> int:
+@compiled
+def slot_before(pages: NDArray[Any], slot: int) -> int:
     """The position before one in its stream, or 0."""
     if slot & LAST:
         return slot - 1
     page = slot >> BITS
-    before = int(links[page, BEFORE])
-    if before == 0 or links[before, AFTER] != page:
+    before = int(pages[page]["before"])
+    if before == 0 or pages[before]["after"] != page:
         return 0
     return before * PAGE + LAST
 
 
-@compiled()
-def slot_after(links: NDArray[np.int32], slot: int) -> int:
+@compiled
+def slot_after(pages: NDArray[Any], slot: int) -> int:
     """The position after one in its stream, or 0."""
     page, at = slot >> BITS, (slot & LAST) + 1
     if at < PAGE:
-        return slot + 1 if at < links[page, FILLED] else 0
-    after = int(links[page, AFTER])
-    if after == 0 or links[after, BEFORE] != page or not links[after, FILLED]:
+        return slot + 1 if at < pages[page]["filled"] else 0
+    after = int(pages[page]["after"])
+    if after == 0 or pages[after]["before"] != page or not pages[after]["filled"]:
         return 0
     return after * PAGE
 
 
-@compiled((POOL, WHOLE, WHOLE, IDS))
-def append(pool: Pool, index: int, page: int, tokens: NDArray[np.int32]) -> int:
+@entry_point
+def append(pool: Pool, index: int, page: int, tokens: Int32Array) -> int:
     """Write int32 ``tokens`` [n] to a stream. Mutates.
 
     Args:
@@ -137,18 +154,18 @@ def append(pool: Pool, index: int, page: int, tokens: NDArray[np.int32]) -> int:
         The page that its last token is in now; where no page was left for a token, it and those
         behind it are left out.
     """
-    begin, mask = int(pool.indexes[index, BEGIN]), int(pool.indexes[index, MASK])
-    text, chains, heads, links = pool.text, pool.chains, pool.heads, pool.links
+    begin, mask = int(pool.indexes[index]["begin"]), int(pool.indexes[index]["mask"])
+    text, chains, heads, pages = pool.text, pool.chains, pool.heads, pool.pages
     longest = ORDERS[-1]
     last = np.full(longest, END, np.int64)  # the newest first
     if page > 0:
-        slot = page * PAGE + int(links[page, FILLED]) - 1
+        slot = page * PAGE + int(pages[page]["filled"]) - 1
         for i in range(longest):
             if slot == 0:
                 break
             last[i] = text[slot]
-            slot = slot_before(links, slot)
-    at = int(links[page, FILLED]) if page > 0 else PAGE
+            slot = slot_before(pages, slot)
+    at = int(pages[page]["filled"]) if page > 0 else PAGE
     for i in range(len(tokens)):
         if at == PAGE:
             full, page, at = page, open_page(pool, index, page), 0
@@ -168,61 +185,65 @@ def append(pool: Pool, index: int, page: int, tokens: NDArray[np.int32]) -> int:
                 chains[slot, order] = heads[bucket, order]
                 heads[bucket, order] = slot
                 order += 1
-        links[page, FILLED] = at
+        pages[page]["filled"] = at
     return page
 
 
-@compiled()
+@compiled
 def fits(pool: Pool, index: int, count: int) -> bool:
     """Whether so many tokens of a request can be appended as they come: its streams have begun, and
     there is a page more for each."""
-    row = pool.indexes[index]
-    if row[PENDING] or row[OWN] == 0 or (row[SHARED] > 0 and row[OUTPUT] == 0) or count > PAGE:
+    row, counts = pool.indexes[index], pool.counts[0]
+    if row["pending"] or row["own"] == 0 or count > PAGE:
         return False
-    return bool(pool.counts[FREE] + len(pool.links) - pool.counts[FRESH] > 1)
+    if row["shared"] > 0 and row["output"] == 0:
+        return False
+    return bool(counts["free"] + len(pool.pages) - counts["fresh"] > 1)
 
 
-@compiled()
+@compiled
 def append_both(pool: Pool, index: int, tokens: NDArray[np.int32]) -> bool:
     """Append tokens that fit (:func:`fits`) to a request's text and to its key's. Mutates.
 
     Returns:
         Whether a page was begun, which is still to be booked.
     """
-    row, before = pool.indexes[index], pool.counts[CLOCK]
-    row[OWN] = append(pool, index, row[OWN], tokens)
-    row[PAGES] += pool.counts[CLOCK] - before
-    began, shared = pool.counts[CLOCK], row[SHARED]
+    row, counts = pool.indexes[index], pool.counts[0]
+    before = counts["clock"]
+    row["own"] = append(pool, index, row["own"], tokens)
+    row["num_pages"] += counts["clock"] - before
+    began, shared = counts["clock"], row["shared"]
     if shared > 0:
-        row[OUTPUT] = append(pool, shared, row[OUTPUT], tokens)
-        pool.indexes[shared, PAGES] += pool.counts[CLOCK] - began
-    return bool(pool.counts[CLOCK] > before)
+        row["output"] = append(pool, shared, row["output"], tokens)
+        pool.indexes[shared]["num_pages"] += counts["clock"] - began
+    return bool(counts["clock"] > before)
 
 
-@compiled((POOL, WHOLE))
+@entry_point
 def give_page(pool: Pool, page: int) -> None:
     """Give up a page, whatever is in it. Mutates."""
-    pool.links[page] = 0
-    pool.free[pool.counts[FREE]] = page
-    pool.counts[FREE] += 1
+    counts, given = pool.counts[0], pool.pages[page]
+    given["owner"], given["before"], given["after"], given["filled"] = 0, 0, 0, 0
+    pool.free[counts["free"]] = page
+    counts["free"] += 1
 
 
-@compiled((POOL, WHOLE))
+@entry_point
 def first_page(pool: Pool, page: int) -> int:
     """The oldest page of the stream that ``page`` is of."""
     before = page * PAGE
     while before > 0:
         page = before >> BITS
-        before = slot_before(pool.links, page * PAGE)
+        before = slot_before(pool.pages, page * PAGE)
     return page
 
 
-@compiled((POOL, WHOLE))
+@entry_point
 def give_stream(pool: Pool, page: int) -> int:
     """Give up the stream whose last page is ``page``; how many pages it had. Mutates."""
     given = 0
     while page > 0:
-        before = slot_before(pool.links, page * PAGE)
+        before = slot_before(pool.pages, page * PAGE)
         give_page(pool, page)
         page = before >> BITS
         given += 1

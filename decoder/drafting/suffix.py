@@ -19,7 +19,7 @@ import numpy as np
 from decoder.drafting import pages as at
 from decoder.drafting.blocks import Blocks
 from decoder.drafting.drafts import CacheDraft, Limits, Tokens
-from decoder.drafting.matches import BACK, draft, scratch_for
+from decoder.drafting.matches import BACK, Written, draft, scratch_for
 from decoder.drafting.pages import Pool
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, Shares, owner_of
@@ -72,9 +72,7 @@ class SuffixCache:
     """Text of the active requests and, by key, of outputs. For one thread.
 
     Attributes:
-        most: tokens of a draft at most.
-        depth: tokens of context and draft together.
-        limits: of a draft, as :class:`Limits` has them.
+        limits: of its look-ups.
         evicted: pages of outputs that gave way to others.
         shed: pages that requests under way lost of their own text.
     """
@@ -87,10 +85,11 @@ class SuffixCache:
         Args:
             clock: seconds; a tenant that was idle for an hour may lose its floor to another.
         """
-        s = settings
-        self.depth, self.most = s.suffix_max_depth, s.suffix_max_draft
-        self.limits = (s.suffix_max_factor, s.suffix_max_offset, s.suffix_min_prob)
-        self._budget = int(s.cache_gib * 2**30)
+        self.limits = Limits(
+            settings.suffix_max_depth, settings.suffix_max_draft, settings.suffix_max_factor,
+            settings.suffix_max_offset, settings.suffix_min_prob,
+        )  # fmt: skip
+        self._budget = int(settings.cache_gib * 2**30)
         pages = max(self._budget // PAGE_BYTES, 4)
         size = max((pages * at.PAGE).bit_length(), LEAST)
         self.pool: Pool = at.new_pool(pages + 1, 1 << size, 256)
@@ -146,7 +145,7 @@ class SuffixCache:
         own = _Index(self._new_row(), owner)
         self._active[request] = _Active(own, shared, prompt)
         row = self.pool.indexes[own.row]
-        row[at.SHARED], row[at.PENDING] = shared.row if shared is not None else 0, len(prompt) > 0
+        row["shared"], row["pending"] = shared.row if shared is not None else 0, len(prompt) > 0
         if len(prompt):
             self._waiting.append(request)
         return own.row
@@ -175,8 +174,8 @@ class SuffixCache:
             if not len(active.prompt):
                 active.prompt = active.prompt.copy()  # a view, even of nothing, holds all of it
                 part, active.behind = np.append(part, np.array(active.behind, np.int32)), []
-            self._append(active.own, active.own.row, at.OWN, part)
-            self.pool.indexes[active.own.row, at.PENDING] = len(active.prompt) > 0
+            self._append(active.own, active.own.row, "own", part)
+            self.pool.indexes["pending"][active.own.row] = len(active.prompt) > 0
         return done
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
@@ -188,14 +187,14 @@ class SuffixCache:
         if len(active.prompt):
             active.behind += text.tolist()
         else:
-            self._append(active.own, own, at.OWN, text)
+            self._append(active.own, own, "own", text)
         if shared is None:
             return
-        before = int(self.pool.indexes[own, at.OUTPUT])
-        if not before and (before := self._reopen(shared)):
-            self.pool.indexes[own, at.OUTPUT] = active.output = before
+        row = self.pool.indexes[own]
+        if not row["output"] and (page := self._reopen(shared)):
+            row["output"] = active.output = page
             text = np.concatenate([np.array([at.END], np.int32), text])
-        self._append(shared, own, at.OUTPUT, text)
+        self._append(shared, own, "output", text)
         self._leave_behind(active)
 
     def book(self, request: str) -> None:
@@ -216,20 +215,18 @@ class SuffixCache:
         Args:
             limits: in place of its own.
         """
-        asked, active = limits or Limits(self.depth, self.most, self.limits), self._active[request]
+        asked, own = limits or self.limits, self._active[request].own.row
+        asked = asked._replace(most=min(limit, asked.most))
         seen, found = np.ascontiguousarray(context[-BACK:], np.int32), list[CacheDraft]()
-        own, rows = active.own.row, self.pool.indexes
-        for index in (own, int(rows[own, at.SHARED])):
-            tokens, probs = np.empty(asked.most, np.int32), np.empty(asked.most, np.float32)
-            size, match, score = 0, 0, 0.0
-            if rows[index, at.PAGES]:
-                size, match, score, _ = draft(
-                    self.pool, index, seen, min(limit, asked.most), asked.depth, asked.of_draft,
-                    tokens, probs, scratch_for(asked.most),
-                )  # fmt: skip
-            if size:
-                offered = tokens[:size].tolist(), probs[:size].tolist(), score, match, index == own
-                found.append(CacheDraft(*offered))
+        rows, size = self.pool.indexes, max(asked.most, 0)
+        for index in (own, int(rows["shared"][own])):
+            if not rows["num_pages"][index]:
+                continue
+            out = Written(np.empty(size, np.int32), np.empty(size, np.float32))
+            made = draft(self.pool, index, seen, asked, out, scratch_for(size))
+            if made.length:
+                tokens, probs = (part[: made.length].tolist() for part in out)
+                found.append(CacheDraft(tokens, probs, made.score, made.match, index == own))
         found.sort(key=lambda draft: -draft.score)  # of equals its own text's is first
         return replace(found[0], rival=found[1] if found[1:] else None) if found else None
 
@@ -243,10 +240,11 @@ class SuffixCache:
             return
         self._leave_behind(active)
         row = self.pool.indexes[active.own.row]
-        self._drop_pages(active.own, at.give_stream(self.pool, int(row[at.OWN])))
+        self._drop_pages(active.own, at.give_stream(self.pool, int(row["own"])))
         self._rows.append(active.own.row)
-        shared, output = active.shared, int(row[at.OUTPUT])
-        row[at.PAGES :] = 0
+        shared, output = active.shared, int(row["output"])
+        for name in ("num_pages", "own", "output", "shared", "pending"):
+            row[name] = 0
         if shared is not None:
             if output:
                 self._close(shared, [output])
@@ -254,21 +252,22 @@ class SuffixCache:
             self._leave_shared(shared)
         self._leave(active.own.owner)
 
-    def _append(self, index: _Index, own: int, stream: int, tokens: Tokens) -> None:
+    def _append(self, index: _Index, own: int, stream: str, tokens: Tokens) -> None:
         """Write to a ``stream`` of the request whose index is ``own``."""
-        page, count = int(self.pool.indexes[own, stream]), len(tokens)
-        filled = int(self.pool.links[page, at.FILLED]) if page else at.PAGE
+        page, count = int(self.pool.indexes[stream][own]), len(tokens)
+        filled = int(self.pool.pages["filled"][page]) if page else at.PAGE
         self._make_room((filled + count - 1) // at.PAGE)
         if not index.size:
             self._grow(index, count)
-        before = int(self.pool.counts[at.CLOCK])
-        self.pool.indexes[own, stream] = at.append(self.pool, index.row, page, tokens)
-        self.pool.indexes[index.row, at.PAGES] += int(self.pool.counts[at.CLOCK]) - before
+        rows, clock = self.pool.indexes, self.pool.counts["clock"]
+        before = int(clock[0])
+        rows[stream][own] = at.append(self.pool, index.row, page, tokens)
+        rows["num_pages"][index.row] += int(clock[0]) - before
         self._book(index)
 
     def _book(self, index: _Index) -> None:
         """Book the pages that an index has got, and give it buckets for them."""
-        pages = int(self.pool.indexes[index.row, at.PAGES])
+        pages = int(self.pool.indexes["num_pages"][index.row])
         if pages > index.booked:
             self._shares.grow(index.owner, (pages - index.booked) * PAGE_BYTES)
             index.booked = pages
@@ -277,7 +276,7 @@ class SuffixCache:
 
     def _leave_behind(self, active: _Active) -> None:
         """Let pages that the output of a request has left give way from now on."""
-        page = int(self.pool.indexes[active.own.row, at.OUTPUT])
+        page = int(self.pool.indexes["output"][active.own.row])
         if page != active.output and active.shared is not None:
             self._close(active.shared, self._before(page, active.output))
             active.output = page
@@ -287,7 +286,7 @@ class SuffixCache:
         before ``page``."""
         pages = list[int]()
         while page not in (0, first):
-            page = int(self.pool.links[page, at.BEFORE])
+            page = int(self.pool.pages["before"][page])
             pages.append(page)
         return [page for page in reversed(pages) if page]
 
@@ -303,25 +302,25 @@ class SuffixCache:
             size -= 1
             if size <= old:
                 if not old:
-                    row[: at.MASK + 1] = 0
+                    row["begin"] = row["mask"] = 0
                 return
         block = heads[begin : begin + (1 << size)]
         if not old:
             block[:] = 0
         else:
-            was = heads[row[at.BEGIN] : row[at.BEGIN] + (1 << old)]
+            was = heads[row["begin"] : row["begin"] + (1 << old)]
             block.reshape(-1, *was.shape)[:] = was
-            self._blocks.give(int(row[at.BEGIN]), old)
-        row[at.BEGIN], row[at.MASK], index.size = begin, (1 << size) - 1, size
+            self._blocks.give(int(row["begin"]), old)
+        row["begin"], row["mask"], index.size = begin, (1 << size) - 1, size
 
     def _drop_pages(self, index: _Index, pages: int) -> None:
         """Book that an index lost pages; without any it needs no buckets."""
         self._book(index)
-        self.pool.indexes[index.row, at.PAGES] -= pages
+        self.pool.indexes["num_pages"][index.row] -= pages
         index.booked -= pages
         self._shares.grow(index.owner, -pages * PAGE_BYTES)
-        if not self.pool.indexes[index.row, at.PAGES] and index.size:
-            self._blocks.give(int(self.pool.indexes[index.row, at.BEGIN]), index.size)
+        if not self.pool.indexes["num_pages"][index.row] and index.size:
+            self._blocks.give(int(self.pool.indexes["begin"][index.row]), index.size)
             index.size = 0
 
     def _new_row(self) -> int:
@@ -337,23 +336,24 @@ class SuffixCache:
         if not outputs or outputs[-1][0] is not shared:
             return 0
         page = outputs[-1][1]
-        if self.pool.links[page, at.FILLED] >= at.PAGE - 1 or self.pool.links[page, at.AFTER]:
+        last = self.pool.pages[page]
+        if last["filled"] >= at.PAGE - 1 or last["after"]:
             return 0
         outputs.pop()
-        self.pool.times[page, at.CLOSED] = at.NEVER
+        last["closed"] = at.NEVER
         return page
 
     def _close(self, shared: _Shared, pages: Sequence[int]) -> None:
         """From now on ``pages`` may give way."""
         for page in pages:
-            self.pool.times[page, at.CLOSED] = self.pool.counts[at.CLOCK]
+            self.pool.pages["closed"][page] = self.pool.counts["clock"][0]
             self._outputs.setdefault(shared.owner, deque()).append((shared, page))
 
     def _make_room(self, pages: int) -> None:
         """Let outputs give way, then text of requests under way, until so many pages are free."""
-        counts, last = self.pool.counts, len(self.pool.links)
-        while counts[at.FREE] + last - counts[at.FRESH] < pages:
-            if not self._shares.give_way(self._take):
+        counts, last = self.pool.counts[0], len(self.pool.pages)
+        while counts["free"] + last - counts["fresh"] < pages:
+            if not self._shares.evict(self._take):
                 return  # nothing but what is written at this moment
 
     def _take(self, owner: str) -> bool:
@@ -371,15 +371,15 @@ class SuffixCache:
         rows = self.pool.indexes
         mine = [
             a for a in self._active.values()
-            if a.own.owner == owner and rows[a.own.row, at.PAGES] > 1
+            if a.own.owner == owner and rows["num_pages"][a.own.row] > 1
         ]  # fmt: skip
         if not mine:
             return False
-        longest = max(mine, key=lambda active: int(rows[active.own.row, at.PAGES]))
-        last = int(rows[longest.own.row, at.OWN])
+        longest = max(mine, key=lambda active: int(rows["num_pages"][active.own.row]))
+        last = int(rows["own"][longest.own.row])
         page, taken = at.first_page(self.pool, last), 0
         while page != last and taken < TAKEN:
-            after = int(self.pool.links[page, at.AFTER])
+            after = int(self.pool.pages["after"][page])
             at.give_page(self.pool, page)
             page, taken = after, taken + 1
         self._drop_pages(longest.own, taken)
@@ -388,7 +388,7 @@ class SuffixCache:
 
     def _leave_shared(self, shared: _Shared) -> None:
         """Forget a key that has no text and that nobody uses."""
-        if not shared.users and not self.pool.indexes[shared.row, at.PAGES]:
+        if not shared.users and not self.pool.indexes["num_pages"][shared.row]:
             del self._shared[shared.key]
             self._rows.append(shared.row)
 

@@ -12,10 +12,10 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, LeaderNotAvailableError, UnknownTopicOrPartitionError
 from kafka.net.compat import KafkaNetClient
 
-from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
+from decoder.kafka.codec import SoundFetcher, Unreadable
 from decoder.kafka.tokens import Tokens
-from decoder.kafka.unpacking import SoundFetcher, Unreadable
+from decoder.limited_log import LimitedLog
 
 AWAY: Final[tuple[type[Exception], ...]] = (KafkaError, OSError)
 """What a client raises while its broker is away, or refuses."""
@@ -53,7 +53,7 @@ CLOSE_S: Final = 2.0
 LISTENS_S: Final = 5.0
 """Given to each address to accept a connection."""
 
-_complaints: Final = Complaints()
+_limited_log: Final = LimitedLog()
 
 
 class Network(KafkaNetClient):  # type: ignore[misc]
@@ -214,7 +214,7 @@ def fetch(
             break
         except Unreadable as batch:
             consumer.seek(batch.place, batch.upto)
-            _complaints.warning(
+            _limited_log.warning(
                 f"topic {batch.place.topic} holds what cannot be unpacked and is passed over: "
                 "%s: %r",
                 batch, batch.__cause__,

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
 from decoder.kafka.clients import (
@@ -20,6 +19,7 @@ from decoder.kafka.clients import (
     places_of,
 )
 from decoder.kafka.faults import tell
+from decoder.limited_log import LimitedLog
 
 REQUEST_MS: Final = 5_000
 REVIEW_SECONDS: Final = 30.0
@@ -55,7 +55,7 @@ class Compacted:
         self._places: list[Any] = []
         self._ends: dict[Any, int] = {}
         self._review_at = 0.0
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
 
     def read(self, seconds: float = 0.0) -> bool:
         """Take what has come; whether all that lay there at first has been taken.
@@ -90,7 +90,7 @@ class Compacted:
         except BaseException as error:
             self.close()
             if isinstance(error, AWAY):
-                tell(self._complaints, self._topic.name, "read", error)
+                tell(self._limited_log, self._topic.name, "read", error)
             raise
 
     def close(self) -> None:

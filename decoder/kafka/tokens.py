@@ -10,7 +10,7 @@ from kafka.errors import KafkaConnectionError
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from decoder.contracts.loopback import is_loopback
-from decoder.contracts.redacted import redacted
+from decoder.contracts.masking import masked
 from decoder.contracts.settings import KafkaSettings
 
 FETCH_SECONDS: Final = 5.0
@@ -75,11 +75,9 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
             self._held = str(told["access_token"])
             life = float(told.get("expires_in", LIFE_SECONDS))
         except httpx.InvalidURL:  # whose words hold a part of the address, be it of a password
-            raise KafkaConnectionError(
-                f"no token for Kafka: {redacted(url)} is no address"
-            ) from None
+            raise KafkaConnectionError(f"no token for Kafka: {masked(url)} is no address") from None
         except (httpx.HTTPError, ImportError, ValueError, KeyError, TypeError) as error:
             raise KafkaConnectionError(
-                redacted(f"{url} gives no token for Kafka: {error!r}")
+                masked(f"{url} gives no token for Kafka: {error!r}")
             ) from None  # which names the address as it is
         self._renew_at, self._until = time.monotonic() + RENEW_AT * life, time.time() + life

@@ -17,14 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from decoder.contracts.bundle import BUCKET_OF, Policy
+from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, FloatArray
-from decoder.policy.loops import choose_rows, curves_of, outputs_of
+from decoder.policy.loops import ALONE, choose_rows, curves_of, outputs_of
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
 
 PAPER_THRESHOLD: Final = 6.0
@@ -53,7 +53,7 @@ def survival(logits: FloatArray, lengths: NDArray[np.integer]) -> FloatArray:
     """Chance [n, longest] that each of n drafts of ``lengths`` [n] tokens survives through each of
     its positions, by the ``logits`` float32 [n, buckets] of a network."""
     whole, owners = np.array(lengths, np.int64), np.arange(len(lengths))
-    return curves_of(np.require(logits, np.float32, _PLAIN), whole, owners, BUCKET_OF, len(whole))
+    return curves_of(np.require(logits, np.float32, _PLAIN), whole, owners, len(whole))
 
 
 def estimate(policy: Policy, features: FloatArray) -> Estimate:
@@ -126,12 +126,11 @@ def choose_each(
     """
     shape, costs = curves.shape[:-1], situation.costs
 
-    def each(of_rows: ArrayLike, dtype: type) -> NDArray[Any]:
-        return np.broadcast_to(np.asarray(of_rows, dtype), shape).flatten()
-
+    rows = np.empty(math.prod(shape), ALONE)
+    for name, of_rows in (("model", model), ("batch_size", batch), ("rate", rate)):
+        rows[name] = np.broadcast_to(np.asarray(of_rows), shape).reshape(-1)
     arms, lengths = choose_rows(
-        np.require(curves.reshape(math.prod(shape), curves.shape[-1]), np.float32, _PLAIN),
-        each(model, np.float32), each(batch, np.int64), each(rate, np.float64),
+        np.require(curves.reshape(len(rows), curves.shape[-1]), np.float32, _PLAIN), rows,
         situation.model_len, costs.dense, costs.prices,
     )  # fmt: skip
     return Choice(arms.reshape(shape), lengths.reshape(shape))

@@ -7,24 +7,25 @@ they run as they are written.
 
 from __future__ import annotations
 
+from typing import Annotated, Any, Final, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import (
-    FIXED,
-    FLOATS,
-    MATRIX,
-    REAL,
-    REALS,
-    REALS_3,
-    WHOLE,
-    WHOLES,
+    ConstantArray,
+    Float32Array,
+    Float32Matrix,
+    Float64Array,
+    Int64Array,
     compilable,
     compiled,
+    entry_point,
 )
-from decoder.contracts.features import FloatArray
+from decoder.contracts.bundle import BUCKET_OF
+from decoder.contracts.features import FEATURE_ROW, NUM_FEATURES, FloatArray
 from decoder.policy.pricing import drafting_time, part, token_value, verifying
-from decoder.policy.rule import CACHE, MODEL, NONE, Arms, Lengths
+from decoder.policy.rule import CACHE, CANDIDATE, MODEL, NONE, SITUATION, Arms, Lengths
 
 __all__ = [
     "by_survival", "choose_rows", "curves_of", "draft_length", "drafting_time", "outputs_of",
@@ -33,9 +34,22 @@ __all__ = [
 
 compilable(verifying, drafting_time, token_value, part)
 
+ALONE: Final = np.dtype([("model", "f4"), ("batch_size", "i8"), ("rate", "f8")], align=True)
+"""What a row on its own depends on: accepted length expected of a model draft, requests that share
+its step, and the rate in force."""
 
-@compiled((MATRIX, FLOATS, WHOLES))
-def outputs_of(features: FloatArray, weights: FloatArray, widths: NDArray[np.int64]) -> FloatArray:
+
+class Terms(NamedTuple):
+    """What a step's tokens are worth and cost."""
+
+    value: float  # of a committed token, in units of the cost table
+    rows: int  # tokens that the step runs through the target whatever is verified
+    budget: int  # draft tokens of all requests together
+    prices: tuple[float, float, float]  # of drafting
+
+
+@entry_point
+def outputs_of(features: Float32Matrix, weights: Float32Array, widths: Int64Array) -> FloatArray:
     """Raw outputs of a network by the flat form of its policy: float32 [n, outputs]."""
     hidden = features
     at = 0
@@ -71,13 +85,9 @@ def outputs_of(features: FloatArray, weights: FloatArray, widths: NDArray[np.int
     return hidden
 
 
-@compiled((MATRIX, WHOLES, WHOLES, WHOLES, WHOLE))
+@entry_point
 def curves_of(
-    outputs: FloatArray,
-    draft_lens: NDArray[np.int64],
-    owners: NDArray[np.int64],
-    bucket_of: NDArray[np.int64],
-    n: int,
+    outputs: Float32Matrix, draft_lens: Int64Array, owners: Int64Array, n: int
 ) -> FloatArray:
     """Chance that each of m drafts survives through each of its positions.
 
@@ -89,7 +99,6 @@ def curves_of(
         outputs: float32 [m, buckets or more].
         draft_lens: int64 [m], tokens of each draft.
         owners: int64 [m], the row that each has.
-        bucket_of: int64 [positions], the bucket of each.
 
     Returns:
         float32 [n, longest], never rising along a row, 0 behind a draft's end.
@@ -97,21 +106,21 @@ def curves_of(
     width = 0
     for r in range(len(owners)):
         width = max(width, draft_lens[r])
-    width = min(width, len(bucket_of))
+    width = min(width, len(BUCKET_OF))
     curves = np.zeros((n, width), np.float32)
     for r in range(len(owners)):
         alive, bucket, holds = 1.0, -1, 1.0
         for j in range(min(draft_lens[r], width)):
-            if bucket_of[j] != bucket:
-                bucket = bucket_of[j]
+            if BUCKET_OF[j] != bucket:
+                bucket = BUCKET_OF[j]
                 holds = 1.0 / (1.0 + np.exp(outputs[r, bucket]))
             alive *= holds
             curves[owners[r], j] = alive
     return curves
 
 
-@compiled((REALS, WHOLE))
-def yields_of_places(odds: NDArray[np.float64], most: int) -> FloatArray:
+@entry_point
+def yields_of_places(odds: Float64Array, most: int) -> FloatArray:
     """Expected accepted lengths of model drafts of 1 to ``most`` tokens: float32 [most]."""
     yields = np.empty(most, np.float32)
     total, alive = 0.0, 1.0
@@ -122,36 +131,27 @@ def yields_of_places(odds: NDArray[np.float64], most: int) -> FloatArray:
     return yields
 
 
-@compiled()
-def draft_length(
-    yields: FloatArray,
-    value: float,
-    rows: int,
-    room: int,
-    dense: NDArray[np.float64],
-    drafting: tuple[float, float, float],
-) -> int:
+@compiled
+def draft_length(yields: FloatArray, terms: Terms, dense: NDArray[np.float64]) -> int:
     """Tokens that the model drafter should make in a step, if it runs at all: 1 to k.
 
     It drafts alike for all who ask; who asks are those from whom most is expected, as many as pay.
 
     Args:
         yields: float32 [n, k], expected accepted lengths of drafts of 1 to k tokens.
-        value: of a committed token, in units of ``dense``.
-        rows: tokens that the step runs through the target whatever is verified.
-        room: draft tokens of all requests together.
+        dense: of the cost table.
     """
-    most = yields.shape[1]
+    most, rows = yields.shape[1], terms.rows
     order = np.argsort(-yields[:, most - 1])
     plain = verifying(rows, dense)
     found, best = 1, -np.inf
     for k in range(1, most + 1):
         gained, drafts = 0.0, 0
-        least = plain + drafting_time(k, rows, drafting)
+        least = plain + drafting_time(k, rows, terms.prices)
         for i in order:
-            gained += yields[i, k - 1] * value
+            gained += yields[i, k - 1] * terms.value
             drafts += k
-            if drafts > room:
+            if drafts > terms.budget:
                 break
             gain = gained - (verifying(rows + drafts, dense) + least - 2 * plain)
             if gain > best:
@@ -159,15 +159,10 @@ def draft_length(
     return found
 
 
-@compiled()
-def spend(
-    curves: FloatArray, value: float, rows: int, room: int, dense: NDArray[np.float64]
-) -> Lengths:
-    """Tokens to verify [n] of cache drafts alone: the top survivals that are worth their time.
-
-    ``rows`` are the tokens that the step runs through the target whatever is verified of them.
-    """
-    n, width = curves.shape
+@compiled
+def spend(curves: FloatArray, terms: Terms, dense: NDArray[np.float64]) -> Lengths:
+    """Tokens to verify [n] of cache drafts alone: the top survivals that are worth their time."""
+    (n, width), rows = curves.shape, terms.rows
     lengths = np.zeros(n, np.int32)
     likely = np.empty(n * width, np.float32)
     count = 0
@@ -181,9 +176,9 @@ def spend(
         ranked = -np.sort(-ranked)
     plain = verifying(rows, dense)
     gained, best, bought = 0.0, 0.0, 0
-    for place in range(min(count, room)):
+    for place in range(min(count, terms.budget)):
         gained += ranked[place]
-        gain = gained * value - (verifying(rows + place + 1, dense) - plain)
+        gain = gained * terms.value - (verifying(rows + place + 1, dense) - plain)
         if gain > best:
             best, bought = gain, place + 1
     if not bought:
@@ -203,16 +198,27 @@ def spend(
     return lengths
 
 
-@compiled()
+@compiled
+def gains_of(
+    curves: FloatArray, model: FloatArray, k: int, terms: tuple[float, float], lengths: Lengths
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What each row [n] would gain by a model draft of ``k`` tokens in the place of the first
+    ``lengths`` tokens of its cache draft, and what it would lose; ``terms`` are the value of a
+    committed token and the price of one more verified."""
+    n, (value, price) = len(curves), terms
+    gains, loss = np.empty(n, np.float64), np.empty(n, np.float64)
+    for i in range(n):
+        cached = 0.0
+        for j in range(lengths[i]):
+            cached += curves[i, j]
+        gains[i] = (model[i] - cached) * value
+        loss[i] = (k - lengths[i]) * price - gains[i] if model[i] > 0.0 else np.inf
+    return gains, loss
+
+
+@compiled
 def share_out(
-    curves: FloatArray,
-    model: FloatArray,
-    k: int,
-    value: float,
-    rows: int,
-    room: int,
-    dense: NDArray[np.float64],
-    drafting: tuple[float, float, float],
+    curves: FloatArray, model: FloatArray, k: int, terms: Terms, dense: NDArray[np.float64]
 ) -> tuple[Arms, Lengths, float]:
     """One step's arms [n] and lengths [n] under a shared budget, and the time that its model drafts
     are worth beyond the best without any.
@@ -221,14 +227,13 @@ def share_out(
         curves: float32 [n, w] of survivals; rows of zeros have no cache draft.
         model: float32 [n], expected accepted length of a model draft of ``k`` tokens; 0 where none
             can be made.
-        value: of a committed token, in units of ``dense``.
-        rows: tokens that the step runs through the target whatever is verified; at least n.
-        room: draft tokens of all requests together.
+        terms: of the step, whose ``rows`` are at least n.
+        dense: of the cost table.
     """
-    n, width = curves.shape
-    room = min(n * max(width, k), room)
+    (n, width), rows = curves.shape, terms.rows
+    room = min(n * max(width, k), terms.budget)
     plain = verifying(rows, dense)
-    lengths = spend(curves, value, rows, room, dense)
+    lengths = spend(curves, Terms(terms.value, rows, room, terms.prices), dense)
     arms = np.zeros(n, np.int8)
     for i in range(n):
         arms[i] = CACHE if lengths[i] else NONE
@@ -242,14 +247,7 @@ def share_out(
     ahead = min(spent + k, room)
     price = verifying(rows + ahead, dense) - verifying(rows + spent, dense)
     price /= max(ahead - spent, 1)
-    gains = np.empty(n, np.float64)
-    loss = np.empty(n, np.float64)
-    for i in range(n):
-        cached = 0.0
-        for j in range(lengths[i]):
-            cached += curves[i, j]
-        gains[i] = (model[i] - cached) * value
-        loss[i] = (k - lengths[i]) * price - gains[i] if model[i] > 0.0 else np.inf
+    gains, loss = gains_of(curves, model, k, (terms.value, price), lengths)
     order = np.argsort(loss, kind="mergesort")
     alone = plain - verifying(rows + spent, dense)
     tokens, gained, best, joined = spent, 0.0, alone, 0
@@ -258,7 +256,7 @@ def share_out(
             break
         gained += gains[order[place]]
         tokens += k - lengths[order[place]]
-        time = verifying(rows + tokens, dense) - plain + drafting_time(k, rows, drafting)
+        time = verifying(rows + tokens, dense) - plain + drafting_time(k, rows, terms.prices)
         if gained - time > best and tokens <= room:
             best, joined = gained - time, place + 1
     for place in range(joined):
@@ -267,87 +265,90 @@ def share_out(
     return arms, lengths, best - alone
 
 
-@compiled(
-    (
-        MATRIX, FLOATS, WHOLES, WHOLES, WHOLE, WHOLES, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE,
-        REALS, REAL, FIXED, REALS_3, WHOLES,
-    )
-)  # fmt: skip
+@compiled
+def expected_curves(
+    network: tuple[FloatArray, NDArray[np.int64]], drafts: NDArray[Any], candidates: NDArray[Any]
+) -> FloatArray:
+    """Survival curves [n, w] of the requests of a step; of zeros where there is no cache draft."""
+    owners, draft_lens = np.empty(len(drafts), np.int64), np.empty(len(drafts), np.int64)
+    for i in range(len(candidates)):
+        draft = candidates[i]["draft"]
+        if draft >= 0:
+            owners[draft], draft_lens[draft] = i, int(drafts[draft]["draft_len"])
+    features = drafts.view(np.float32).reshape((len(drafts), NUM_FEATURES))
+    outputs = outputs_of(features, network[0], network[1])
+    return curves_of(outputs, draft_lens, owners, len(candidates))
+
+
+@entry_point
 def by_survival(
-    features: FloatArray,
-    weights: FloatArray,
-    widths: NDArray[np.int64],
-    owners: NDArray[np.int64],
-    draft_len: int,
-    bucket_of: NDArray[np.int64],
-    n: int,
-    rows: int,
-    beside: int,
-    most: int,
-    room: int,
-    odds: NDArray[np.float64],
-    rate: float,
-    dense: NDArray[np.float64],
-    drafting: tuple[float, float, float],
-    unread: NDArray[np.int64],
-) -> tuple[Arms, Lengths, FloatArray, FloatArray, int, float]:
-    """What a ``survival`` policy wants of a step; arguments as :func:`decoder.core.choice.choose`.
+    network: tuple[Float32Array, Int64Array],
+    drafts: Annotated[NDArray[Any], FEATURE_ROW],
+    candidates: Annotated[NDArray[Any], CANDIDATE],
+    situations: Annotated[NDArray[Any], SITUATION],
+    odds: Float64Array,
+    dense: ConstantArray,
+) -> tuple[int, float]:
+    """What a ``survival`` policy wants of a step. Fills ``wanted``, ``length``, ``expected`` and
+    ``model`` of ``candidates``.
 
     Args:
-        weights, widths: the flat form of the policy's network.
-        most: tokens of a model draft at most.
-        drafting: the three costs of :func:`drafting_time`.
-        unread: which of the n requests have no model draft.
+        network: weights and widths, the flat form of the policy's.
+        drafts: features of the cache drafts.
+        situations: [1]
+        odds: log-odds that a model draft's token of each place is accepted.
+        dense: of the cost table in force.
 
     Returns:
-        arms and lengths [n], accepted lengths expected of cache and model drafts [n], tokens of
-        every model draft, 0 where none pays, and the time that model drafts would be worth if all
-        requests could have one.
+        tokens of every model draft, 0 where none pays, and the time that model drafts would be
+        worth if all requests could have one.
     """
-    value = token_value(rows, rate, dense)
-    drafting = (drafting[0], drafting[1] + drafting[2] * rows, 0.0)
-    rows += beside
-    outputs = outputs_of(features, weights, widths)
-    draft_lens = features[:, draft_len].astype(np.int64)
-    curves = curves_of(outputs, draft_lens, owners, bucket_of, n)
-    expected = np.zeros(n, np.float32)
-    for i in range(n):
-        expected[i] = curves[i].sum()
+    situation, n = situations[0], len(candidates)
+    prices, most, batch = situation["prices"], situation["model_len"], situation["batch_size"]
+    terms = Terms(
+        token_value(batch, situation["rate"], dense), batch + situation["prefill_tokens"],
+        situation["budget"], (prices[0], prices[1] + prices[2] * batch, 0.0),
+    )  # fmt: skip
+    curves = expected_curves(network, drafts, candidates)
+    unable = candidates["unable"].any()
     yields = np.empty((n, most), np.float32)
     yields[:] = yields_of_places(odds, most)
-    k = draft_length(yields, value, rows, room, dense, drafting) if most else 0
+    k = draft_length(yields, terms, dense) if most else 0
     model = np.zeros(n, np.float32)
     if k:
         model[:] = yields[:, k - 1]
-    arms, lengths, worth = share_out(curves, model, k, value, rows, room, dense, drafting)
-    if most and len(unread):
-        for i in unread:
-            yields[i] = 0.0
-        k = draft_length(yields, value, rows, room, dense, drafting)
+    arms, lengths, worth = share_out(curves, model, k, terms, dense)
+    if most and unable:
+        for i in range(n):
+            if candidates[i]["unable"]:
+                yields[i] = 0.0
+        k = draft_length(yields, terms, dense)
         model[:] = yields[:, k - 1]
-        arms, lengths, _ = share_out(curves, model, k, value, rows, room, dense, drafting)
-    return arms, lengths, expected, model, k, worth
+        arms, lengths, _ = share_out(curves, model, k, terms, dense)
+    for i in range(n):
+        candidate = candidates[i]
+        candidate["wanted"], candidate["length"] = arms[i], lengths[i]
+        candidate["expected"], candidate["model"] = curves[i].sum(), model[i]
+    return k, worth
 
 
-@compiled((MATRIX, FLOATS, WHOLES, REALS, WHOLE, FIXED, REALS_3))
+@entry_point
 def choose_rows(
-    curves: FloatArray,
-    model: FloatArray,
-    batch: NDArray[np.int64],
-    rates: NDArray[np.float64],
+    curves: Float32Matrix,
+    rows: Annotated[NDArray[Any], ALONE],
     k: int,
-    dense: NDArray[np.float64],
-    drafting: tuple[float, float, float],
+    dense: ConstantArray,
+    prices: tuple[float, float, float],
 ) -> tuple[Arms, Lengths]:
-    """Arms [n] and lengths [n] of rows on their own, each of a step of ``batch`` [n] requests that
-    are all like it, by the ``rates`` [n] in force; the rest as :func:`share_out`."""
-    n = len(batch)
+    """Arms [n] and lengths [n] of rows on their own, each of a step of requests that are all like
+    it; the rest as :func:`share_out`."""
+    n, model = len(rows), np.empty(1, np.float32)
     arms, lengths = np.zeros(n, np.int8), np.zeros(n, np.int32)
     for i in range(n):
-        rows = batch[i]
-        each = drafting[0] / rows, drafting[1] / rows + drafting[2], 0.0
-        value = token_value(rows, rates[i], dense)
-        mine, its = curves[i : i + 1], model[i : i + 1]
-        found = share_out(mine, its, k, value, rows, 1 << 40, dense, each)
+        row, batch = rows[i], rows[i]["batch_size"]
+        each = prices[0] / batch, prices[1] / batch + prices[2], 0.0
+        model[0] = row["model"]
+        terms = Terms(token_value(batch, row["rate"], dense), batch, 1 << 40, each)
+        found = share_out(curves[i : i + 1], model, k, terms, dense)
         arms[i], lengths[i] = found[0][0], found[1][0]
     return arms, lengths

@@ -26,6 +26,37 @@ NONE, MODEL, CACHE = range(3)
 ARMS: Final = ("none", "model", "cache")
 """Names of the arms by number, as events carry them."""
 
+CANDIDATE: Final = np.dtype(
+    [
+        ("place", "i8"),  # of the request in the step
+        ("room", "i8"),  # draft tokens that it may have, of any arm
+        ("draft", "i8"),  # which of the cache drafts is its own, -1 for none
+        ("unable", "i1"),  # 1: no model draft can be made for it
+        ("wanted", "i1"),  # the arm that the policy wants
+        ("arm", "i1"),  # the arm that is taken
+        ("length", "i4"),  # draft tokens that the policy wants
+        ("expected", "f4"),  # accepted length of its cache draft, tokens; 0 without one
+        ("model", "f4"),  # accepted length of a model draft, tokens
+    ],
+    align=True,
+)
+"""A request that may verify a draft: what it may have, what is expected of it, what is chosen."""
+
+SITUATION: Final = np.dtype(
+    [
+        ("batch_size", "i8"),  # requests of the step
+        ("prefill_tokens", "i8"),  # tokens of prompts that the step reads
+        ("budget", "i8"),  # draft tokens of all requests together
+        ("model_len", "i8"),  # tokens of a model draft at most, and then of each
+        ("fallback", "i8"),  # whether the floor has a fixed arm in force
+        ("serves", "i8"),  # whether the champion decides
+        ("rate", "f8"),  # tokens a request commits in the time of a step that verifies no draft
+        ("prices", "f8", (3,)),  # of drafting: decoder.policy.pricing.CostTable.prices
+    ],
+    align=True,
+)
+"""What a step's choice depends on beside the drafts."""
+
 Arms = NDArray[np.int8]
 Lengths = NDArray[np.int32]
 

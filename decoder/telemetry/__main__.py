@@ -1,4 +1,4 @@
-"""The carrier: a process beside the decoding one, which makes records of events and ships them.
+"""The exporter: a process beside the decoding one, which makes records of events and ships them.
 
 Its input is a socket of messages: the first says where the ring is and who it speaks for, later
 ones are ``S`` and a status, or ``R`` and a round of a trial. It ends when its parent does, or says
@@ -23,9 +23,9 @@ import psutil
 
 from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
+from decoder.telemetry.exporter import Exporter
+from decoder.telemetry.head_sampling import HeadSampler
 from decoder.telemetry.ring import Ring
-from decoder.telemetry.shedding import Shedding
-from decoder.telemetry.shipper import Shipper
 
 NICENESS: Final = 5
 """Where processors are few, decoding goes first."""
@@ -85,15 +85,15 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[parent], format="%(message)s")
     told, until = json.loads(parent.hello), math.inf
     ring, kafka = Ring(told["size"], told["fd"]), KafkaSettings(**told["kafka"])
-    shipper = Shipper(kafka, Origin(*told["origin"]), ring, Shedding(told["per_second"]))
-    while not parent.ended or not (shipper.idle or time.monotonic() > until):
-        shipper.turn()
-        said = parent.heard(0.0 if shipper.busy else HASTE_S if parent.ended else LINGER_S)
-        shipper.take(said[:1], said[1:])
+    exporter = Exporter(kafka, Origin(*told["origin"]), ring, HeadSampler(told["per_second"]))
+    while not parent.ended or not (exporter.idle or time.monotonic() > until):
+        exporter.turn()
+        said = parent.heard(0.0 if exporter.busy else HASTE_S if parent.ended else LINGER_S)
+        exporter.take(said[:1], said[1:])
         if parent.ended and until == math.inf:
             until = time.monotonic() + told["last_s"]
-    shipper.close()
-    lost, doubtful = shipper.books.failed, shipper.books.in_doubt
+    exporter.close()
+    lost, doubtful = exporter.progress.failed, exporter.progress.in_doubt
     if lost or doubtful:
         logging.error("%d draft events were not sent to Kafka before the worker closed, "
                       "%d may not have been", lost, doubtful)  # fmt: skip

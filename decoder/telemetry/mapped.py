@@ -15,7 +15,7 @@ from typing import Final
 
 from prometheus_client import mmap_dict, values
 
-from decoder.complaints import Complaints
+from decoder.limited_log import LimitedLog
 
 FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 FIRST: Final = 1 << 16
@@ -26,7 +26,7 @@ ENTRY: Final = 32
 MOST: Final = 1 << 26
 """Bytes of one in memory, which are taken as they are written."""
 
-_COMPLAINTS: Final = Complaints()
+_LIMITED_LOG: Final = LimitedLog()
 
 
 def _reserve(path: Path, size: int) -> bool:
@@ -39,7 +39,7 @@ def _reserve(path: Path, size: int) -> bool:
     except OSError as error:
         if empty:  # a file without a head is one that no page can be made of
             path.unlink(missing_ok=True)
-        _COMPLAINTS.warning("metrics were not published: %s. Make room for them, or name another "
+        _LIMITED_LOG.warning("metrics were not published: %s. Make room for them, or name another "
                             "folder with %s, and start this process again.",
                             error, FOLDER_VARIABLE)  # fmt: skip
         return False

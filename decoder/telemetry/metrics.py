@@ -15,8 +15,8 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge
 
-from decoder.complaints import Complaints
 from decoder.contracts.status import SideSums, WorkerStatus
+from decoder.limited_log import LimitedLog
 from decoder.telemetry import mapped
 
 EVERY_S: Final = 1.0
@@ -114,7 +114,7 @@ class MetricsPage:
 
     def __init__(self, status: Callable[[], WorkerStatus], every_s: float = EVERY_S) -> None:
         self._status, self._every_s = status, every_s
-        self._complaints = Complaints()
+        self._limited_log = LimitedLog()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvd-metrics", daemon=True)
 
@@ -137,6 +137,6 @@ class MetricsPage:
                 before, earlier = earlier, status  # a failure half way counts nothing twice
                 publish(status, before)
             except Exception:  # noqa: BLE001 -- a page that is behind ends no thread that mends it
-                self._complaints.exception("metrics were not published")
+                self._limited_log.exception("metrics were not published")
             if stopping:
                 return

@@ -1,9 +1,9 @@
 """Draft events in memory that two processes share: a ring of rows of fixed width, one an event.
 
 The decoding process writes rows and never waits: where there is no room, the newest is counted as
-lost. The carrier reads slices; a row's place is free again once the carrier has settled it, so that
-one that dies loses nothing. What it settled it says in one of two blocks and then turns to that
-one: whoever looks finds counts of one moment, wherever a process was killed.
+lost. The exporter reads slices; a row's place is free again once the exporter has settled it, so an
+exporter that dies loses nothing. Its progress is double-buffered: a reader sees a consistent
+snapshot, wherever a process was killed.
 
 The memory has no name: no file is left behind, and it ends with the last process that holds it.
 What was written once stays taken, ``size`` rows at most: to take it anew costs more than a row.
@@ -23,41 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import COLUMNS, Origin, encode_columns
-from decoder.contracts.features import NUM_FEATURES
-from decoder.telemetry.books import Books
+from decoder.contracts.events import EventBatch, Origin
+from decoder.contracts.fields import NUMBERS, ROW, STRINGS
+from decoder.telemetry.delivery import DeliveryProgress
 
-OWN: Final = np.dtype([
-    ("number", "i8"), ("predicted", "f8"), ("predicted_model", "f8"), ("share", "f8"),
-    ("cycle", "i4"), ("position", "i4"), ("draft_len", "i4"), ("drafted_len", "i4"),
-    ("verified_len", "i4"), ("accepted", "i4"), ("model_accepted", "i4"),
-    ("arm", "i4"), ("label", "i4"), ("censored", "i4"),
-])  # fmt: skip
-"""Of a row what is the cycle's own; a ``model_accepted`` of -1 is none."""
-STEP: Final = np.dtype([
-    ("time", "f8"), ("parameter", "f8"), ("draft_us", "f8"), ("step_us", "f8"),
-    ("publication", "i8"), ("policy_version", "i4"), ("batch_size", "i4"), ("step_tokens", "i4"),
-    ("role", "i4"), ("side", "i4"), ("parameter_name", "i4"),
-])  # fmt: skip
-"""What the cycles of a step share."""
-NAMES: Final = np.dtype([
-    ("request", "S24"), ("tenant", "S24"), ("session", "S24"), ("workload", "S32"),
-    ("choice", "i4"),
-])  # fmt: skip
-"""What the cycles of a request share: pseudonyms, and which of its choices it is."""
-ROW: Final = np.dtype(
-    [*OWN.descr, *STEP.descr, *NAMES.descr, ("features", np.float32, (NUM_FEATURES,))]
-)
-"""Columns as of a draft event, packed; features of all zeros are those of no draft."""
 _WIDTH: Final = ROW.itemsize
-SPELLED: Final = ("arm", "label", "censored", "role", "side", "parameter_name")
-"""Columns that hold the number of a word; see :meth:`Ring.word`."""
 
 WORDS, LETTERS = 256, 64
 BLOCK: Final = 1 << 20
 HEAD, SETTLED, FULL, UNREADABLE, BEAT, TURN = range(6)
 """Of ``control``: rows written and rows settled since the ring was made, events lost for want of
-room or since no row could be made of them, turns of the carrier, and blocks said."""
+room or since no row could be made of them, turns of the exporter, and blocks said."""
 _WORDS_AT, _BLOCKS_AT = 4096, 4096 + WORDS * LETTERS
 _ROWS_AT: Final = _BLOCKS_AT + 2 * BLOCK
 
@@ -124,51 +100,43 @@ class Ring:
         """Where these lie in ``rows``."""
         return np.arange(first, end) % self.size
 
-    def say(self, books: Books) -> None:
-        """Say what was settled, all at once, and free the rows. For one process at a time."""
-        told, counts = msgspec.json.encode(books), self.control
+    def write_progress(self, progress: DeliveryProgress) -> None:
+        """Publish what was settled, all at once, and free the rows. For one process at a time."""
+        told, counts = msgspec.json.encode(progress), self.control
         at = _BLOCKS_AT + int(counts[TURN] + 1) % 2 * BLOCK
         self._memory[at : at + 4 + len(told)] = struct.pack("<I", len(told)) + told
         counts[TURN] += 1
-        counts[SETTLED] = books.settled
+        counts[SETTLED] = progress.settled
 
-    def books(self) -> Books:
-        """What was said last; for any process, at any time."""
+    def progress(self) -> DeliveryProgress:
+        """What was published last; for any process, at any time."""
         while (turn := int(self.control[TURN])) >= 0:
             at = _BLOCKS_AT + turn % 2 * BLOCK
             (size,) = struct.unpack_from("<I", self._memory, at)
             told = self._memory[at + 4 : at + 4 + size]
             if turn == self.control[TURN]:
                 break
-        return msgspec.json.decode(told, type=Books) if told else Books()
+        return msgspec.json.decode(told, type=DeliveryProgress) if told else DeliveryProgress()
 
     # --- what a row says
 
-    def columns_of(self, rows: NDArray[Any]) -> tuple[dict[str, list[Any]], NDArray[np.float64]]:
-        """Columns of a draft event and features, NaN where there was no draft."""
-        words = [word.decode(errors="replace") for word in self._spelled.tolist()]
-        told: dict[str, list[Any]] = {}
-        for name in COLUMNS:
-            column = rows[name].tolist()
-            if name in SPELLED:
-                column = [words[code] for code in column]
-            elif rows.dtype[name].kind == "S":
-                column = [text.decode() for text in column]
-            told[name] = column
-        told["model_accepted"] = [None if n < 0 else n for n in told["model_accepted"]]
-        features = np.full((len(rows), NUM_FEATURES), np.nan)
-        drafted = rows["draft_len"] > 0
-        features[drafted] = rows["features"][drafted]
-        return told, features
-
-    def record(self, rows: NDArray[Any], origin: Origin, sequence: int) -> bytes:
-        """The Kafka record of ``rows``, as :func:`encode_columns`.
+    def batch(self, rows: NDArray[Any], origin: Origin, sequence: int) -> EventBatch:
+        """The events of ``rows``, as they are.
 
         Raises:
             EventRefused: a row is no event.
         """
+        numbers = {field.name: rows[field.name] for field in NUMBERS}
+        names = dict[str, list[str]]()
         try:
-            columns, features = self.columns_of(rows)
+            words = [word.decode(errors="replace") for word in self._spelled.tolist()]
+            for field in STRINGS:
+                column = rows[field.name].tolist()
+                names[field.name] = (
+                    [words[code] for code in column]
+                    if field.interned
+                    else [text.decode() for text in column]
+                )
         except (ValueError, IndexError) as error:  # memory that somebody wrote over
             raise EventRefused(f"a row is no event: {error}") from error
-        return encode_columns(columns, features, origin, sequence)
+        return EventBatch(origin, sequence, numbers, names, rows["features"])

@@ -1,7 +1,7 @@
-"""Who a request belongs to, and what belongs to whom.
+"""Multi-tenancy: whose a request is, and how tenants share memory.
 
-``middleware`` runs in vLLM's API process and tells tenants apart, by what ``callers`` lists;
-``identities`` are what it writes into a request and what the engine believes of it; ``key`` is the
-operator's key, under which all names are hashed; ``shares`` divides a bounded memory among tenants.
-Nothing here knows an engine.
+``middleware`` runs in vLLM's API process and identifies the tenant of a request by the sources in
+``callers``. ``identities`` seals that identity into the request and verifies it in the engine.
+``key`` loads the operator's key, under which names are hashed. ``shares`` divides a bounded memory
+among tenants. No module here imports an engine.
 """

@@ -1,6 +1,6 @@
-"""What a tenant's pseudonym is a hash of: how a request said whose it is, and what it said.
+"""The texts that tenant pseudonyms are hashed from: how a request named its tenant, and the name.
 
-The middleware makes these texts; whoever looks for a tenant by its name goes through all of them.
+The middleware builds these texts. To find a tenant by name, search all its spellings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ NAMED: Final = "/named:"
 
 
 def of_header(value: str) -> str:
-    """The caller that a gateway names in the header of ``HVD_WORKER_TENANT_HEADER``."""
+    """The caller named by a gateway in the header ``HVD_WORKER_TENANT_HEADER``."""
     return f"header:{value}"
 
 
@@ -21,30 +21,31 @@ def of_key(key: str) -> str:
 
 
 def of_authorization(given: str) -> str:
-    """The caller by a whole ``Authorization``: of a bearer's key, which is what vLLM checks, or of
-    what else stands there."""
+    """The caller of an ``Authorization`` header: its bearer key, as vLLM checks it, or the whole
+    value."""
     scheme, _, key = given.partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return of_key(key.strip())
     return f"authorization:{given}"
 
 
-def of_word(caller: str, word: str) -> str:
-    """The caller that calls itself ``word``: a part of ``caller``, which is "" for anybody."""
-    return f"{caller}{NAMED}{word}"
+def of_claim(caller: str, claim: str) -> str:
+    """A tenant that a client claims within ``caller``, which is "" for an unknown caller."""
+    return f"{caller}{NAMED}{claim}"
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """Every text that a worker may have hashed for the tenant that a person calls ``name``.
+    """Every text that a worker may have hashed for the tenant called ``name``.
 
-    Also ``name`` as it is: so a caller and its word, or one way of several, can be named exactly.
+    ``name`` itself is included, so that a caller with its claim, or one source of several, can be
+    given exactly.
     """
-    caller, named, word = name.partition(NAMED)
-    heard = _heard(caller) + named + word  # the word comes in the body, as it is
-    ways = (of_header(heard), of_key(heard), of_authorization(heard), of_word("", name))
-    return tuple(dict.fromkeys((name, heard, *ways)))
+    caller, separator, claim = name.partition(NAMED)
+    decoded = _from_header(caller) + separator + claim  # a claim is part of the body: unchanged
+    sources = of_header(decoded), of_key(decoded), of_authorization(decoded), of_claim("", name)
+    return tuple(dict.fromkeys((name, decoded, *sources)))
 
 
-def _heard(name: str) -> str:
-    """``name`` as it comes out of a header, whose bytes count as Latin-1 (ASGI leaves it open)."""
+def _from_header(name: str) -> str:
+    """``name`` as decoded from a header; ASGI leaves the encoding open, and Latin-1 is used."""
     return name.encode(errors="surrogateescape").decode("latin-1").strip()

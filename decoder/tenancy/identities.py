@@ -1,12 +1,12 @@
-"""Whose a request is: written and sealed in the API process, read and checked in the engine.
+"""Identities of requests: sealed in the API process, verified in the engine.
 
-What travels are keys of ``vllm_xargs``, which reach the engine as a request's ``extra_args``::
+An identity travels in ``vllm_xargs``, which reach the engine as a request's ``extra_args``::
 
-    hvd_tenant, hvd_salt, hvd_session, hvd_request    pseudonyms, "" where there is none
+    hvd_tenant, hvd_salt, hvd_session, hvd_request    pseudonyms, or ""
     hvd_seal                                          HMAC of these four under the operator's key
 
-Only what is sealed counts. So a route that the middleware cannot write into, or one that vLLM will
-have tomorrow, passes on no client's word: its requests share nothing.
+Only sealed identities count. A route that the middleware cannot rewrite, such as one that a later
+vLLM adds, therefore passes on no client's claim: its requests share nothing.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Source = Literal["middleware", "client", "shared"]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Pseudonyms of what a request belongs to, "" where there is none.
+    """Pseudonyms of a request's tenant, salt, session and id; "" where there is none.
 
-    ``alone`` says that nobody knows whose it is, so it shares nothing. ``workload`` names its kind
-    of traffic in telemetry, as any client may.
+    ``alone``: the tenant is unknown, so the request shares nothing. ``workload`` is the kind of
+    traffic for telemetry, which any client may set.
     """
 
     tenant: str
@@ -51,19 +51,19 @@ class Identity:
 
     @property
     def key(self) -> str:
-        """What requests have in common that may draft from each other's text."""
+        """The cache key: requests with the same key may draft from each other's text."""
         return ALONE if self.alone else cache_key(self.tenant, self.salt)
 
 
 class Identities:
-    """Makes, seals and reads identities under one key.
+    """Creates, seals and verifies identities under one key.
 
     Attributes:
-        refused: requests whose seal did not fit.
+        refused: requests with an invalid seal.
     """
 
     def __init__(self, key: bytes | None, source: Source) -> None:
-        """``key`` None takes a random one: then only what this object sealed counts."""
+        """With ``key`` None a random key is used: then only this object's own seals are valid."""
         key = key or secrets.token_bytes(32)
         self._names = Pseudonyms(key)
         self._key = key
@@ -72,23 +72,23 @@ class Identities:
 
     @classmethod
     def load(cls, settings: WorkerSettings) -> Identities:
-        """Those of a worker.
+        """The identities of a worker.
 
         Raises:
             SettingsError: see :func:`decoder.tenancy.key.key_of`.
         """
         return cls(key_of(settings), settings.tenants)
 
-    def make(self, caller: str, salt: str, session: str, request: str, word: str = "") -> Identity:
+    def make(self, caller: str, salt: str, session: str, request: str, claim: str = "") -> Identity:
         """The identity of a request.
 
         Args:
-            caller: whoever the API key or the gateway says it is; "" for anybody.
-            word: what the client calls its tenant: a part of the caller's, where clients are
-                believed.
+            caller: as named by the API key or the gateway; "" if unknown.
+            claim: the tenant that the client claims, within the caller; ignored unless the
+                settings trust clients.
         """
-        if word and self._source == "client":
-            caller = callers.of_word(caller, word)
+        if claim and self._source == "client":
+            caller = callers.of_claim(caller, claim)
         tenant = self._names.of("tenant", caller)
         return Identity(
             tenant,
@@ -98,42 +98,42 @@ class Identities:
         )
 
     def sealed(self, identity: Identity) -> dict[str, str]:
-        """What to write into a request."""
-        told = (identity.tenant, identity.salt, identity.session, identity.request)
-        return {**dict(zip(NAMES, told, strict=True)), SEAL: self._seal(told)}
+        """The sealed keys to write into a request."""
+        names = (identity.tenant, identity.salt, identity.session, identity.request)
+        return {**dict(zip(NAMES, names, strict=True)), SEAL: self._seal(names)}
 
     def of(self, extra_args: Mapping[str, Any] | None, name: str) -> Identity:
-        """Whose the request is that came with ``extra_args``; never raises.
+        """The identity of a request with ``extra_args``; never raises.
 
         Args:
-            name: the engine's own for the request, in place of one that the middleware gave.
+            name: the engine's id of the request, used where the middleware gave none.
         """
         extra = extra_args or {}
         workload = self._names.workload(str(extra.get("hvd_workload", "")))
         if SEAL in extra:
             tenant, salt, session, request = (str(extra.get(key, "")) for key in NAMES)
-            told = (tenant, salt, session, request)
+            names = (tenant, salt, session, request)
             seal = str(extra[SEAL]).encode(errors="replace")
-            if hmac.compare_digest(seal, self._seal(told).encode()):
-                return Identity(*told, workload)
+            if hmac.compare_digest(seal, self._seal(names).encode()):
+                return Identity(*names, workload)
             self._refuse()
-        word, salt, session = (str(extra.get(key, "")) for key in NAMES[:3])
+        claim, salt, session = (str(extra.get(key, "")) for key in NAMES[:3])
         if self._source == "client":
-            made = self.make("", salt, session, name, word)
+            identity = self.make("", salt, session, name, claim)
         else:
-            made = self.make("", "", session, name)
+            identity = self.make("", "", session, name)
         alone = self._source == "middleware" or (SEAL in extra and self._source == "shared")
-        return replace(made, workload=workload, alone=alone)
+        return replace(identity, workload=workload, alone=alone)
 
-    def _seal(self, told: tuple[str, ...]) -> str:
-        text = "\0".join(("seal", *told)).encode(errors="surrogatepass")
+    def _seal(self, names: tuple[str, ...]) -> str:
+        text = "\0".join(("seal", *names)).encode(errors="surrogatepass")
         return hmac.new(self._key, text, hashlib.sha256).hexdigest()[:SEAL_DIGITS]
 
     def _refuse(self) -> None:
         self.refused += 1
         if self.refused == 1:
             log.warning(
-                "a request's seal does not fit, so it shares nothing: a client made one up, or the "
-                "API process has another %s than this one",
+                "a request has an invalid seal, so it shares nothing: a client forged it, or the "
+                "API process has another %s than this process",
                 VARIABLE,
             )

@@ -1,7 +1,7 @@
-"""The operator's key: names are hashed under it, and by it the engine knows its own middleware.
+"""The operator's key: hashes names, and lets the engine verify its own middleware.
 
-It must be the same in the process that answers HTTP and in those that run the model, and for as
-long as pseudonyms shall be comparable. It is in ``HVD_WORKER_ID_KEY``, or in the file that
+The HTTP process and the processes that run the model need the same key. Pseudonyms are comparable
+for as long as the key stays. It is set by ``HVD_WORKER_ID_KEY``, or by the file that
 ``HVD_WORKER_ID_KEY_FILE`` names.
 """
 
@@ -19,11 +19,11 @@ from decoder.settings import WorkerSettings
 VARIABLE: Final = "HVD_WORKER_ID_KEY"
 FILE_VARIABLE: Final = "HVD_WORKER_ID_KEY_FILE"
 SHORTEST: Final = 16
-"""Bytes of a key; a shorter one could be found by trying."""
+"""Bytes of a key; a shorter one could be guessed."""
 
 
 def key_of(settings: WorkerSettings) -> bytes | None:
-    """The key that ``settings`` hold or name; None if they do neither.
+    """The key of ``settings``, given directly or by file; None if neither is set.
 
     Raises:
         SettingsError: the file cannot be read, or the key is too short.
@@ -50,9 +50,9 @@ def key_of(settings: WorkerSettings) -> bytes | None:
 
 
 def ensure_key(environment: MutableMapping[str, str]) -> bool:
-    """Put a random key into ``environment`` if it names none; whether it had to.
+    """Put a random key into ``environment`` if it has none; returns whether it did.
 
-    For whatever starts the other processes, before it does: they inherit it.
+    Call it before starting the other processes: they inherit the key.
     """
     kept = environment.get(SECRETS_VARIABLE)
     if environment.get(VARIABLE) or environment.get(FILE_VARIABLE):

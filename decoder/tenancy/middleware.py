@@ -1,15 +1,14 @@
-"""ASGI middleware for vLLM's ``--middleware``: says whose a request is, over any client's word.
+"""ASGI middleware for vLLM's ``--middleware``: identifies the tenant, whatever a client claims.
 
 ::
 
     vllm serve ... --middleware decoder.tenancy.middleware.TenantMiddleware
 
-vLLM puts it outside its own check of API keys, so nothing of a body is read before that check has
-let the request in: the body is rewritten when the route asks for it. What is rewritten follows one
-rule, not a list of routes: the body of any POST, PUT or PATCH that is a JSON object gets sealed
-``vllm_xargs``, and ``sampling_params.extra_args`` where it has ``sampling_params``. Forms (audio)
-and websockets pass as they are, and so does what is no JSON, for vLLM to answer: without a seal,
-the engine believes nothing in them.
+vLLM runs it outside its own check of API keys. The body is therefore rewritten only when the route
+reads it, after that check. One rule holds for all routes: the body of any POST, PUT or PATCH that
+is a JSON object gets sealed ``vllm_xargs``, and ``sampling_params.extra_args`` where it has
+``sampling_params``. Forms (audio), websockets and bodies that are not JSON pass unchanged: without
+a seal, the engine trusts nothing in them.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 ANSWER_HEADER: Final = b"x-hvd-request"
-"""Of a response: the pseudonym under which telemetry knows the request."""
+"""Response header: the request's pseudonym in telemetry."""
 SESSION_HEADER: Final = b"x-hvd-session"
-"""Of a request, if the client likes: which conversation it belongs to."""
+"""Optional request header: the conversation that the request belongs to."""
 WRITING: Final = frozenset({"POST", "PUT", "PATCH"})
 FORMS: Final = (b"multipart/", b"application/x-www-form-urlencoded")
 
 
 class TenantMiddleware:
-    """Writes into each request whose it is. One for each API process."""
+    """Seals each request's identity into its body. One for each API process."""
 
     def __init__(self, app: App) -> None:
-        """Wrap ``app``. Where the settings are unusable, requests pass without being sealed."""
+        """Wrap ``app``. With unusable settings, requests pass unsealed."""
         self._app = app
         self._identities: Identities | None = None
         self._header = b""
@@ -54,7 +53,7 @@ class TenantMiddleware:
             self._identities = Identities.load(settings)
             self._header = settings.tenant_header.lower().encode()
         except SettingsError as error:
-            log.error("tenants cannot be told apart, so requests share nothing: %s", error)
+            log.error("tenants cannot be identified, so requests share nothing: %s", error)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -79,15 +78,15 @@ class TenantMiddleware:
             await self._app(scope, receive, answer)
             return
 
-        def sealed(salt: str, word: str, spoken: str) -> dict[str, str]:
-            return identities.sealed(identities.make(caller, salt, session or spoken, name, word))
+        def sealed(salt: str, claim: str, named: str) -> dict[str, str]:
+            return identities.sealed(identities.make(caller, salt, session or named, name, claim))
 
         # Its length is known only once it is rewritten.
         kept = [(key, value) for key, value in headers if key.lower() != b"content-length"]
         await self._app({**scope, "headers": kept}, _rewriting(receive, sealed), answer)
 
     def _caller(self, headers: Headers) -> str:
-        """Who the gateway, or else the API key, says that this is; "" if neither does."""
+        """The caller named by the gateway, else by the API key; "" if by neither."""
         if self._header and (named := _first(headers, self._header)):
             return callers.of_header(named)
         if given := _first(headers, b"authorization"):  # what vLLM checks goes before all others
@@ -100,12 +99,12 @@ Sealed = Callable[[str, str, str], dict[str, str]]
 
 
 def _rewriting(receive: Receive, sealed: Sealed) -> Receive:
-    """``receive`` whose first message is the whole body, sealed; later ones are as they come."""
-    asked = False
+    """``receive`` whose first message is the whole body, sealed; later messages pass unchanged."""
+    rewritten_once = False
 
     async def rewritten() -> Message:
-        nonlocal asked
-        if asked:
+        nonlocal rewritten_once
+        if rewritten_once:
             return await receive()
         parts: list[bytes] = []
         more = True
@@ -115,7 +114,7 @@ def _rewriting(receive: Receive, sealed: Sealed) -> Receive:
                 return message
             parts.append(message.get("body", b""))
             more = message.get("more_body", False)
-        asked = True
+        rewritten_once = True
         whole = b"".join(parts)
         parts.clear()
         return {"type": "http.request", "body": sealed_body(whole, sealed), "more_body": False}
@@ -136,7 +135,7 @@ def sealed_body(body: bytes, sealed: Sealed) -> bytes:
         _write(parsed, sealed)
         return json.dumps(parsed, separators=(",", ":")).encode()
     except (ValueError, RecursionError):
-        return body  # vLLM reads it by the same function, and says what is wrong
+        return body  # vLLM parses it by the same function, and reports what is wrong
 
 
 def _write(body: dict[str, Any], sealed: Sealed) -> None:
@@ -150,8 +149,8 @@ def _write(body: dict[str, Any], sealed: Sealed) -> None:
         if extra is None:
             extra = owner[key] = {}
         if isinstance(extra, dict):  # anything else is refused by vLLM
-            word, session = (str(extra.get(k, "")) for k in ("hvd_tenant", "hvd_session"))
-            extra.update(sealed(salt if isinstance(salt, str) else "", word, session))
+            claim, session = (str(extra.get(k, "")) for k in ("hvd_tenant", "hvd_session"))
+            extra.update(sealed(salt if isinstance(salt, str) else "", claim, session))
 
 
 def _all(headers: Headers, name: bytes) -> list[str]:
@@ -163,11 +162,11 @@ def _first(headers: Headers, name: bytes) -> str:
 
 
 async def _refuse(send: Send, header: bytes) -> None:
-    said = (
+    message = (
         f"The header {header.decode()} came more than once: let the gateway replace what a client "
         "sends, and not add to it."
     )
-    error = {"message": said, "type": "BadRequestError", "param": None, "code": 400}
+    error = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
     body = json.dumps({"error": error}).encode()
     kinds = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 400, "headers": kinds})

@@ -1,10 +1,9 @@
-"""Bounded memory divided among owners, so that none can drive out another's last megabytes.
+"""Max-min fair sharing of a bounded memory: no owner can evict another's last megabytes.
 
-When more is held than may be, what gives way is a part of the owner with the largest *excess*: what
-it holds beyond its floor. That is max-min fairness: whoever holds little keeps it, however much
-the others bring. Names cost nothing to invent, so not everybody who comes has a floor: the floors
-of all together are at most half of the budget, first come, first served, and one is handed on only
-after an hour without a request. Owners without a floor share the rest, fairly again.
+Over budget, the owner with the largest *excess* evicts: the bytes it holds beyond its floor. Names
+cost nothing to invent, so not every owner has a floor. All floors together are at most half of the
+budget. They are assigned first come, first served, and reassigned after an hour without a request.
+Owners without a floor share the rest by the same rule.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from dataclasses import dataclass
 from typing import Final
 
 ALONE: Final = "!"
-"""The key of requests that share nothing with anybody: nobody knows whose they are."""
+"""The cache key of requests whose tenant is unknown: they share nothing."""
 FLOORS: Final = 256
-"""Owners with a floor. Together they may claim half of the budget: of 2 GiB, 4 MiB each, three
-hundred outputs of five hundred tokens."""
+"""Owners with a floor. Together they reserve half of the budget: of 2 GiB, 4 MiB each, or 300
+outputs of 500 tokens."""
 IDLE_SECONDS: Final = 3600.0
-"""Without a request for so long, an owner's floor may go to another."""
+"""An owner idle for so long may lose its floor to another."""
 COARSE: Final = 1 << 14
-"""Bytes by which an owner grows before its place among the largest is looked at again."""
+"""Bytes by which an owner grows before it is re-queued by size."""
 
 
 def cache_key(tenant: str, salt: str = "") -> str:
-    """What requests have in common that share text: a tenant and, within it, a salt."""
+    """The key of a tenant, or of a salt within it: requests with one key share text."""
     return f"{tenant}/{salt}" if salt else tenant
 
 
 def owner_of(key: str) -> str:
-    """Whose share a :func:`cache_key` counts to: the tenant's, however many salts it uses."""
+    """The owner that a :func:`cache_key` counts toward: the tenant, whatever its salts."""
     return key.partition("/")[0]
 
 
@@ -44,18 +43,18 @@ class _Owner:
     seen: float = 0.0  # seconds of the clock, of its last request
     has_floor: bool = False
     queued: int = -1  # bytes held when its entry in the heap was made
-    entry: int = 0  # number of that entry; older ones are void
+    entry: int = 0  # number of that entry; older entries are stale
 
 
 class Shares:
-    """Bytes held by each owner; says who gives way. Owners that hold nothing are forgotten."""
+    """Bytes held by each owner, and who evicts next. Owners that hold nothing are forgotten."""
 
     def __init__(self, budget: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin with nothing held.
 
         Args:
-            budget: bytes that all owners together should not exceed.
-            clock: seconds that only rise.
+            budget: bytes for all owners together.
+            clock: monotonic seconds.
         """
         self.budget = budget
         self.floor = budget // 2 // FLOORS
@@ -72,7 +71,7 @@ class Shares:
         return 0 if owner is None else owner.held
 
     def visit(self, name: str) -> None:
-        """A request of ``name`` begins: it may get a floor. Mutates."""
+        """Record a request of ``name``, which may get a floor. Mutates."""
         owner = self._owners.get(name)
         if owner is None:
             owner = self._owners[name] = _Owner(name)
@@ -91,7 +90,7 @@ class Shares:
         owner.has_floor = True
 
     def grow(self, name: str, count: int) -> None:
-        """``name`` holds ``count`` bytes more, or fewer if negative. Mutates."""
+        """Add ``count`` bytes, negative or not, to what ``name`` holds. Mutates."""
         owner = self._owners.get(name)
         if owner is None:
             owner = self._owners[name] = _Owner(name)
@@ -101,24 +100,25 @@ class Shares:
             self._queue(owner)
 
     def forget(self, name: str) -> None:
-        """``name`` holds nothing more and nobody works for it. Mutates."""
+        """Remove ``name``, which holds nothing and has no requests. Mutates."""
         owner = self._owners.pop(name, None)
         if owner is not None:
             self.held -= owner.held
             self._floors.pop(name, None)
 
-    def give_way(self, take: Callable[[str], bool]) -> bool:
-        """Ask owners, the largest excess first, until one had something to give.
+    def evict(self, evict_from: Callable[[str], bool]) -> bool:
+        """Evict from one owner, trying the largest excess first.
 
         Args:
-            take: takes a part from an owner and books it with :meth:`grow`; False if there is none.
+            evict_from: evicts a part of an owner's memory and reports it by :meth:`grow`; False if
+                there is none to evict.
 
         Returns:
-            False if nobody had anything.
+            False if no owner had memory to evict.
         """
-        nothing: list[tuple[int, int, str]] = []
-        taken = False
-        while self._heap and not taken:
+        skipped: list[tuple[int, int, str]] = []
+        evicted = False
+        while self._heap and not evicted:
             top = heapq.heappop(self._heap)
             owner = self._owners.get(top[2])
             if owner is None or owner.entry != top[1]:
@@ -126,14 +126,14 @@ class Shares:
             if -top[0] > self._excess(owner):  # it has shrunk since
                 self._queue(owner)
                 continue
-            taken = take(owner.name)
-            if not taken:
-                nothing.append(top)
+            evicted = evict_from(owner.name)
+            if not evicted:
+                skipped.append(top)
             elif owner.name in self._owners:
                 self._queue(owner)
-        for entry in nothing:
+        for entry in skipped:
             heapq.heappush(self._heap, entry)
-        return taken
+        return evicted
 
     def _excess(self, owner: _Owner) -> int:
         return owner.held - (self.floor if owner.has_floor else 0)

@@ -49,7 +49,7 @@ REPORT_SECONDS: Final = 30.0
 """Until a worker or a learner that runs has said something of itself."""
 HOME: Final = Path("var/demo")
 SETTINGS: Final[Mapping[str, str]] = {
-    "HVD_WORKER_SIDES": "plain,suffix,model",
+    "HVD_WORKER_VARIANTS": "plain,suffix,model",
     # three quarters of all steps: minutes have to show what a deployment sees in a day
     "HVD_WORKER_HOLDOUT": "0.75",
     "HVD_LEARNER_ROLLOUT": "off",  # a trial tells nothing within minutes: the gate decides alone

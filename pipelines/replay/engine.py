@@ -19,14 +19,15 @@ from decoder.contracts.features import FloatArray
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
 from decoder.core.payoff.model_arm import chance_of
-from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
+from decoder.core.router import Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.method import Method
 from decoder.policy.pricing import NOMINAL, CostTable, Floats, part_of
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
-from learner.rows import Rows, from_events
+from learner.rows import Rows, from_batch
+from pipelines.replay.rivals import deciding
 
 UNLIMITED: Final = 1 << 20
 """Context length of a replay: a recorded output has room, or it would not have been recorded."""
@@ -293,18 +294,21 @@ class Engine:
         )  # fmt: skip
         router.start(turn.name, turn.prompt, options)
         self._cache.index(None)
-        router.observe([Committed(turn.name, turn.output[:1], 0)], 0)
+        report = router.report([turn.name], [turn.output[:1]])
+        router.observe(report)
         # of a draft that goes on behind the end an engine tells all that was accepted
         told = [*turn.output, PAST] if ends or len(turn.output) >= trace.allowed else turn.output
         done = 1
         while done < len(turn.output):
-            (decision,) = router.choose([turn.name])
+            (decision,) = router.choose(report)
             cycle = _verified(decision, turn, model, done)
-            router.drafted([turn.name], [cycle.verified], cycle.drafted)
+            router.drafted(report, [cycle.verified], cycle.drafted)
             yield cycle
             made = told[done : done + cycle.accepted + 1]
-            outcome = Committed(turn.name, made, cycle.verified)
-            router.observe([outcome], 1 + cycle.verified, self._usual)
+            tokens, verified = [made], cycle.verified
+            report = router.report([turn.name], tokens, verified, 0, 1 + verified)
+            report.usual = self._usual
+            router.observe(report)
             if not self._usual:
                 router.settle()
             done += cycle.committed
@@ -357,12 +361,14 @@ class Simulator:
         """
         cache = SuffixCache(method.drafting(self.settings))
         costs = LiveCosts(self.costs, live=False)
-        router, log = method.router(self.settings, cache, self.token_classes, costs, floor)
+        log, choice = deciding(method)
+        router = method.router(self.settings, cache, self.token_classes, costs, floor, log, choice)
         every = [*warm_up, *traces]
         engine = Engine(router, cache, every, method.model, self.model_mean)
         warm = len(warm_up)
         made = [c for index in range(len(every)) for c in engine.decode(index)]
         cycles = [c._replace(trace=c.trace - warm) for c in made if c.trace >= warm]
-        asked = [(int(e.request), e.position, e) for e in log.every if e.draft_len]
-        kept = sorted(((i, p, e) for i, p, e in asked if i >= warm), key=lambda each: each[:2])
-        return Cycles.of(cycles), from_events([event for *_, event in kept])
+        batch = log.batch()
+        trace = np.array(batch.names["request"], np.int64)
+        order = np.lexsort((batch.numbers["position"], trace))
+        return Cycles.of(cycles), from_batch(batch.take(order[trace[order] >= warm]))

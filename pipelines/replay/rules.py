@@ -10,8 +10,9 @@ import numpy as np
 
 from decoder.contracts.bundle import Policy
 from decoder.core.guards.floor import Floor
-from decoder.engines.reference.method import Method, method
+from decoder.engines.reference.method import Method
 from pipelines.replay.engine import Simulator, Trace
+from pipelines.replay.rivals import method
 from pipelines.reports import Step
 from pipelines.stats import Spent
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from decoder.contracts.errors import ProcessError
-from decoder.contracts.redacted import for_anybody
+from decoder.contracts.masking import without_login
 from decoder.contracts.topics import STATUS
 from pipelines import machine
 from pipelines.stack import processes
@@ -80,7 +80,7 @@ def greeting(stack: Stack, page: str, home: Home) -> str:
     text = f"""
 API     {stack.api}/v1
 Page    {page}
-MLflow  {for_anybody(stack.tracking_uri)}
+MLflow  {without_login(stack.tracking_uri)}
 Kafka   {kafka}
 Logs    {home.root / "logs"}
 

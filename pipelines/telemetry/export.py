@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from decoder.contracts.errors import BrokerError, EventRefused, TraceError
-from decoder.contracts.events import COLUMNS, EventBatch, decode_batch
+from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.features import FEATURES
+from decoder.contracts.fields import FIELDS
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from learner.home import LOCK, lock
@@ -156,13 +157,13 @@ def _table(pieces: Sequence[Piece]) -> Any:
     for partition, batch in pieces:
         whence = asdict(batch.origin) | {"partition": partition, "sequence": batch.sequence}
         columns: dict[str, Any] = {key: [value] * len(batch) for key, value in whence.items()}
-        columns |= {name: ({**batch.names, **batch.numbers})[name] for name in COLUMNS}
+        for each in FIELDS:
+            column: Any = {**batch.names, **batch.numbers}[each.name]
+            columns[each.name] = pa.array(column, mask=column < 0) if each.nullable else column
         columns |= {f"feature_{name}": batch.features[:, at] for at, name in enumerate(FEATURES)}
         arrays = {name: pa.array(each, from_pandas=True) for name, each in columns.items()}
         tables.append(pa.table(arrays))
-    table = pa.concat_tables(tables, promote_options="permissive")
-    at = table.column_names.index("model_accepted")
-    return table.set_column(at, "model_accepted", table["model_accepted"].cast(pa.int64()))
+    return pa.concat_tables(tables, promote_options="permissive")
 
 
 def _write(folder: Path, found: Export, pieces: list[Piece], reached: Mapping[int, int]) -> None:

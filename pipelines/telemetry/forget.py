@@ -21,7 +21,7 @@ from decoder.contracts.identity import Pseudonyms, is_pseudonym
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
 from decoder.kafka.clients import AWAY, open_admin
-from decoder.kafka.unpacking import LATEST_MS
+from decoder.kafka.codec import LATEST_MS
 from decoder.settings import WorkerSettings
 from decoder.tenancy.callers import spellings
 from decoder.tenancy.key import FILE_VARIABLE, VARIABLE, key_of

@@ -14,7 +14,7 @@ from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
 from decoder.kafka.clients import AWAY, close, fetch, listens, offsets, open_consumer, places_of
-from decoder.kafka.unpacking import Unreadable
+from decoder.kafka.codec import Unreadable
 
 ANSWER_MS: Final = 200
 PATIENCE_S: Final = 30.0

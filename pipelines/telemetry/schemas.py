@@ -1,7 +1,6 @@
 """JSON Schema (2020-12) of what each topic carries, made of the code that reads it.
 
-Types come from the contracts' models and ranges of events from their own table; what a column means
-says the page that analysts read, ``docs/reference/topics.md``.
+Types come from the contracts' models, and columns of events from :data:`FIELDS`.
 
 What is said now may only add to what the last release said, under ``deploy/schemas/released``; a
 test holds the two together.
@@ -16,8 +15,9 @@ from pydantic import TypeAdapter
 
 from decoder.contracts.bundle import ANY_SCOPE, PARAMETERS, Header
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import FEATURE_LIMIT, LIMITS, DraftRecord
+from decoder.contracts.events import FEATURE_LIMIT, DraftRecord
 from decoder.contracts.features import FEATURES, SCHEMA_ID
+from decoder.contracts.fields import FIELDS, LIMITS, Field
 from decoder.contracts.status import Status
 from decoder.contracts.topics import DEAD, DRAFTS, LEASE, LESSONS, POLICY, STATUS, TRIALS
 from decoder.contracts.trials import Round
@@ -69,17 +69,42 @@ def _drafts() -> Schema:
         "most `draft_len`; features are null where, and only where, `draft_len` is 0. What columns "
         "mean: docs/reference/topics.md."
     }
-    columns = schema["$defs"]["DraftColumns"]["properties"]
-    for name, (low, high) in LIMITS.items():
-        columns[name]["items"] |= {"minimum": low, "maximum": high}
-    _, model = LIMITS["accepted"]
-    columns["model_accepted"]["items"]["anyOf"][0] |= {"minimum": 0, "maximum": model}
-    fields = schema["properties"]
-    fields["scope"]["not"] = {"const": ANY_SCOPE}
-    fields["sequence"] |= dict(zip(("minimum", "maximum"), LIMITS["number"], strict=True))
-    fields["rows"]["minimum"] = 1
-    fields["features"]["additionalProperties"]["items"] = _FEATURE
+    schema["$defs"] = {"DraftColumns": _columns(), **schema["$defs"]}
+    properties = schema["properties"]
+    properties["scope"]["not"] = {"const": ANY_SCOPE}
+    properties["sequence"] |= dict(zip(("minimum", "maximum"), LIMITS["number"], strict=True))
+    properties["rows"]["minimum"] = 1
+    properties["columns"] = {"$ref": "#/$defs/DraftColumns"}
+    properties["features"]["additionalProperties"] = {"items": _FEATURE, "type": "array"}
     return schema
+
+
+def _columns() -> Schema:
+    """Of the columns beside the features: what the table of fields says of each."""
+    return {
+        "description": "Columns of a record. Unknown columns are additive and ignored; one that is "
+        "not required is absent from records of earlier releases.",
+        "properties": {
+            field.name: {
+                "description": f"{field.meaning} ({field.unit})" if field.unit else field.meaning,
+                "items": _items(field),
+                "type": "array",
+            }
+            for field in FIELDS
+        },
+        "required": [field.name for field in FIELDS if field.optional is None],
+        "type": "object",
+    }
+
+
+def _items(field: Field) -> Schema:
+    low, high = field.limits
+    if field.words:
+        return {"enum": list(field.words), "type": "string"}
+    if field.kind == "string":
+        return {"maxLength": high, "type": "string"}
+    value: Schema = {"type": field.kind, "minimum": low, "maximum": high}
+    return {"anyOf": [value, {"type": "null"}]} if field.nullable else value
 
 
 def _lessons() -> Schema:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final, Self, TypeVar
 
-from decoder.complaints import Complaints
 from decoder.contracts.bundle import ANY_SCOPE, CHAMPION, FIRST, Policy, unpack
 from decoder.contracts.errors import ContractError
 from decoder.contracts.events import EventBatch, decode_batch
@@ -33,6 +32,7 @@ from decoder.kafka.clients import (
     open_consumer,
     places_of,
 )
+from decoder.limited_log import LimitedLog
 
 ARMS: Final = ("cache", "model", "none")
 OWN: Final = ("", CHAMPION)
@@ -263,7 +263,7 @@ def _append(records: list[Timed], record: Timed, keep_s: float) -> None:
 FOLLOWED: Final = (DRAFTS, POLICY, STATUS, TRIALS)
 POLL_S: Final = 0.25
 PAUSE_S: Final = 5.0
-_complaints: Final = Complaints()
+_limited_log: Final = LimitedLog()
 
 
 def ingest(ledger: Ledger, topic: str, key: bytes | None, value: bytes | None, at: float) -> None:
@@ -283,7 +283,7 @@ def ingest(ledger: Ledger, topic: str, key: bytes | None, value: bytes | None, a
         ledger.refused += 1
     except Exception:  # noqa: BLE001 -- whatever it is, a page must not go stale
         ledger.refused += 1
-        _complaints.exception("a record was passed over: it cannot be shown")
+        _limited_log.exception("a record was passed over: it cannot be shown")
 
 
 def _topic_ids(consumer: Any) -> dict[Any, Any]:
@@ -328,7 +328,7 @@ class Observer:
             except AWAY:
                 pass
             except Exception:  # noqa: BLE001 -- as above
-                _complaints.exception("the topics cannot be read: tried again")
+                _limited_log.exception("the topics cannot be read: tried again")
             self._closing.wait(PAUSE_S)
 
     def _follow(self, consumer: Any) -> None:

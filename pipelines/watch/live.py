@@ -17,13 +17,13 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 
-from decoder.complaints import Complaints
 from decoder.contracts.bundle import ANY_SCOPE
-from decoder.contracts.redacted import for_anybody
+from decoder.contracts.masking import without_login
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
+from decoder.experiment.effect import FEWEST
+from decoder.limited_log import LimitedLog
 from decoder.policy.first import first_or_counting
-from decoder.trial.effect import FEWEST
 from learner.page import handler
 from pipelines import machine
 from pipelines.watch.ledger import LEARNED, Ledger, Observer
@@ -56,7 +56,7 @@ def links_to(api: str, tracking_uri: str, parts: Iterable[str]) -> dict[str, str
     server, and the parts' logs, which the page serves itself."""
     found = {"metrics": f"{api}/metrics"} | {f"the {part}'s log": f"/log/{part}" for part in parts}
     if tracking_uri.startswith("http"):
-        registry = for_anybody(tracking_uri)
+        registry = without_login(tracking_uri)
         found |= {f"{page} in MLflow": f"{registry}/#/{page}" for page in ("models", "experiments")}
     return found
 
@@ -81,7 +81,7 @@ def serving(
     """
     ledger = Ledger(keep_s=HISTORY_S)
     nothing = f"Nothing yet: it takes requests, such as this.\n\n{request}".rstrip()
-    complaints = Complaints()  # browsers ask every few seconds
+    limited_log = LimitedLog()  # browsers ask every few seconds
     one_at_a_time = threading.Lock()
 
     @lru_cache(1)
@@ -108,7 +108,7 @@ def serving(
         try:
             return answer(path)
         except Exception:  # noqa: BLE001 -- the next figures may be well again
-            complaints.exception("the page's figures cannot be computed")
+            limited_log.exception("the page's figures cannot be computed")
             return 503, "text/plain", "That cannot be shown now: try again."
 
     machine.check_free(port, "choose another with --page-port")

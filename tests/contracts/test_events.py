@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import LIMITS, DraftEvent, Origin, decode_batch, encode_batch
+from decoder.contracts.events import Origin, decode_batch
 from decoder.contracts.features import NUM_FEATURES
+from decoder.contracts.fields import LIMITS
 from decoder.contracts.identity import Pseudonyms, is_pseudonym, is_readable
+from tests.events import DraftEvent, encode_events, events_of
 
 NAMES = Pseudonyms(b"of these tests")
 ORIGIN = Origin("scope", "w", "1f" * 8)
@@ -33,17 +35,17 @@ PLAIN = EVENT._replace(
 
 
 def wire(*events: DraftEvent) -> dict[str, Any]:
-    return json.loads(encode_batch(events, ORIGIN, 7))  # type: ignore[no-any-return]
+    return json.loads(encode_events(events, ORIGIN, 7))  # type: ignore[no-any-return]
 
 
 def test_round_trip() -> None:
     other = EVENT._replace(number=3, arm="model", model_accepted=2, label="hindsight")
     other = other._replace(verified_len=np.int32(3), predicted=np.float32(0.5))  # type: ignore[arg-type]
     sent = [EVENT, PLAIN, other]
-    batch = decode_batch(encode_batch(sent, ORIGIN, 7))
+    batch = decode_batch(encode_events(sent, ORIGIN, 7))
     assert (batch.origin, batch.sequence) == (ORIGIN, 7)
-    assert [e[:-1] for e in batch.events] == [e[:-1] for e in sent]
-    for mine, read in zip(sent, batch.events, strict=True):
+    assert [e[:-1] for e in events_of(batch)] == [e[:-1] for e in sent]
+    for mine, read in zip(sent, events_of(batch), strict=True):
         assert (mine.features is None) == (read.features is None)
         if mine.features is not None:
             assert np.allclose(mine.features, read.features, atol=1e-5)
@@ -52,7 +54,7 @@ def test_round_trip() -> None:
 
 def test_a_record_says_what_is_served_as_far_as_its_worker_does() -> None:
     named = Origin("scope", "w", "1f" * 8, "Llama-3.1-8B", "llama-3.1-eagle3")
-    record = json.loads(encode_batch([EVENT], named, 0))
+    record = json.loads(encode_events([EVENT], named, 0))
     assert decode_batch(json.dumps(record).encode()).origin == named
     del record["target"], record["drafter"]  # as workers of before wrote it
     assert decode_batch(json.dumps(record).encode()).origin == ORIGIN
@@ -63,9 +65,9 @@ def test_a_record_says_what_is_served_as_far_as_its_worker_does() -> None:
 def test_a_record_holds_no_token_and_no_text() -> None:
     secret = "Patient 4711, born 1970-01-01"
     event = EVENT._replace(request=secret, tenant=secret, session=secret, workload=secret)
-    value = encode_batch([event, EVENT], ORIGIN, 0)
+    value = encode_events([event, EVENT], ORIGIN, 0)
     assert b"4711" not in value and b"Patient" not in value
-    read = decode_batch(value).events[0]
+    read = events_of(decode_batch(value))[0]
     assert all(map(is_pseudonym, (read.request, read.tenant, read.session, read.workload)))
     assert not {"tokens", "text", "prompt", "output"} & set(wire(EVENT)["columns"])
 
@@ -88,7 +90,7 @@ def test_unknown_columns_and_arms_are_kept() -> None:
     record = wire(EVENT)
     record["columns"]["new_in_v2_1"] = ["x"]
     record["columns"]["arm"] = ["tree"]
-    (event,) = decode_batch(json.dumps(record).encode()).events
+    (event,) = events_of(decode_batch(json.dumps(record).encode()))
     assert event.arm == "tree"
 
 
@@ -96,9 +98,9 @@ def test_unknown_columns_and_arms_are_kept() -> None:
 def test_each_number_has_its_range_at_both_ends(column: str) -> None:
     low, high = LIMITS[column]
     just_above = [high + 1] if isinstance(high, int) else []
-    for value in (type(low)(2 * high + 1), low - 1, *just_above):
+    for value in (type(low)(2 * high + 1), low - 1 - (column == "model_accepted"), *just_above):
         with pytest.raises(EventRefused, match=f"a {column} outside"):
-            encode_batch([PLAIN, EVENT._replace(**{column: value})], ORIGIN, 0)
+            encode_events([PLAIN, EVENT._replace(**{column: value})], ORIGIN, 0)
         record = wire(PLAIN, EVENT)
         record["columns"][column][1] = value
         with pytest.raises(EventRefused):
@@ -111,50 +113,12 @@ def test_each_number_has_its_range_at_both_ends(column: str) -> None:
         {"predicted": float("nan")}, {"step_us": float("inf")}, {"accepted": 10},
         {"features": np.full(NUM_FEATURES, np.nan, np.float32)}, {"features": None},
         {"features": np.full(NUM_FEATURES, 1e20, np.float32)},
-        {"features": np.zeros(3, np.float32)}, {"arm": "a" * 65}, {"arm": "\ud800"},
-        {"time": None}, {"step_us": "long"}, {"request": None}, {"workload": ["a"]},
-        {"model_accepted": 10**6}, {"draft_len": 0, "accepted": 0},
+        {"arm": "a" * 65}, {"arm": "\ud800"}, {"label": "guessed"}, {"model_accepted": 10**6},
     ],
 )  # fmt: skip
 def test_what_no_reader_would_take_is_not_written(changes: dict[str, Any]) -> None:
     with pytest.raises(EventRefused):
-        encode_batch([PLAIN, EVENT._replace(**changes)], ORIGIN, 0)
-
-
-def spoil(path: str, value: Any) -> bytes:
-    """``path`` is a field of a record, or one of those within ``columns`` or ``features``."""
-    record = wire(EVENT)
-    part, _, name = path.rpartition(".")
-    target = record[part] if part else record
-    if value is ...:
-        del target[name]
-    else:
-        target[name] = value
-    return json.dumps(record).encode()
-
-
-DEEP = 100_000
-SPOILT: list[tuple[str, Any]] = [
-    ("contract", "hvd.drafts.v1"), ("schema_id", "older"), ("sequence", -1), ("sequence", 10**40),
-    ("rows", 2), ("rows", 10**400), ("life", "1f" * 20), ("scope", "../../etc"),
-    ("scope", "s" * 65), ("columns.accepted", ...), ("columns.accepted", [10]),
-    ("columns.accepted", ["4"]), ("columns.accepted", [True]), ("columns.accepted", [10**400]),
-    ("columns.draft_len", [2**40]), ("columns.draft_len", [0]), ("columns.time", [10**400]),
-    ("columns.label", ["guessed"]), ("columns.step_us", [float("nan")]), ("features", {}),
-    ("features.score", ...), ("features.score", [None]), ("features.score", [float("inf")]),
-    ("features.score", [1e300]), ("features.another", [1.0]),
-]  # fmt: skip
-BOMBS = (
-    b"", b"{}", b"\xff\xfe", b"[1,2", b"[" * DEEP + b"]" * DEEP,
-    b'{"columns":' * DEEP + b"1" + b"}" * DEEP,
-    b'{"contract":"hvd.drafts.v2","rows":' + b"9" * 10_000 + b"}",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("data", [*BOMBS, *(spoil(*spoilt) for spoilt in SPOILT)])
-def test_bad_records_are_refused(data: bytes) -> None:
-    with pytest.raises(EventRefused):
-        decode_batch(data)
+        encode_events([PLAIN, EVENT._replace(**changes)], ORIGIN, 0)
 
 
 ANYTHING: st.SearchStrategy[Any] = st.recursive(
@@ -183,7 +147,7 @@ def test_a_mutated_record_is_read_or_refused(
 
 @given(position=st.integers(0, 2**20), flip=st.integers(1, 255), cut=st.integers(0, 2**20))
 def test_a_damaged_record_is_read_or_refused(position: int, flip: int, cut: int) -> None:
-    data = bytearray(encode_batch([EVENT, PLAIN], ORIGIN, 0))
+    data = bytearray(encode_events([EVENT, PLAIN], ORIGIN, 0))
     data[position % len(data)] ^= flip
     read_or_refused(bytes(data))
     read_or_refused(bytes(data[: cut % len(data)]))
@@ -195,4 +159,4 @@ def read_or_refused(data: bytes) -> None:
         batch = decode_batch(data)
     except EventRefused:
         return
-    encode_batch(batch.events, batch.origin, batch.sequence)
+    encode_events(events_of(batch), batch.origin, batch.sequence)

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from decoder.contracts.bundle import MAX_DRAFT
 from decoder.contracts.errors import PolicyRefused
-from decoder.contracts.events import COLUMNS, LIMITS
 from decoder.contracts.features import FEATURES
 from decoder.contracts.identity import Pseudonyms
-from decoder.contracts.settings import OF_NO_CLASS, Settings
+from decoder.contracts.settings import GLOBAL_VARIABLES, Settings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import TOPICS
 from tests.docs.reference import CLASSES, OTHERS
@@ -37,19 +35,6 @@ def test_the_pseudonyms_are_ours() -> None:
     found: dict[str, Any] = {}
     exec(block, found)
     assert found["pseudonym"](b"key", "tenant", "blue") == Pseudonyms(b"key").of("tenant", "blue")
-
-
-def test_every_column_is_listed_with_its_range() -> None:
-    table = {row[0].strip("`"): row[2] for row in cells(section("Columns"))}
-    assert tuple(table) == COLUMNS
-    for name, told in table.items():
-        if name == "model_accepted":
-            assert told == f"0..{MAX_DRAFT}, null"
-        elif name in LIMITS:
-            low, high = LIMITS[name]
-            assert told == f"{low:.0f}..{high:.0f}", name
-        else:
-            assert told == "name"
 
 
 def test_every_feature_topic_and_field_of_a_status_is_listed() -> None:
@@ -82,12 +67,12 @@ def known() -> set[str]:
         f"{settings.model_config.get('env_prefix')}{name.upper()}"
         for settings in CLASSES.values()
         for name in settings.model_fields
-    } | {*OF_NO_CLASS}
+    } | {*GLOBAL_VARIABLES}
 
 
 def test_every_class_of_settings_is_on_it() -> None:
     assert {*CLASSES.values()} == {*Settings.__subclasses__()}
-    assert {*OF_NO_CLASS} <= {*OTHERS}
+    assert {*GLOBAL_VARIABLES} <= {*OTHERS}
 
 
 @pytest.mark.parametrize("settings", CLASSES.values())

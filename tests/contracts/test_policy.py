@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from decoder.contracts.bundle import ANY_SCOPE, _digest, frequency_policy, metadata_of
+from decoder.contracts.bundle import ANY_SCOPE, TRIAL, _digest, frequency_policy, metadata_of
 from decoder.contracts.errors import LONGEST, PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.policy.estimate import Estimate, decide_each, predict
@@ -181,3 +181,20 @@ def test_decision_is_the_threshold_rule(
     choice = decide_each(policy, found, model, situation, np.ones(n, np.int64), 2.0)
     otherwise = MODEL if has_model and use_model else NONE
     assert list(choice.arms) == [CACHE if p >= 6.0 else otherwise for p in predicted]
+
+
+def test_the_same_choices_are_the_same_policy_whatever_it_is_called() -> None:
+    """Kind, parameter and weights make it; the normaliser counts as part of the weights."""
+    one = random_policy(seed=1)
+    again = replace(
+        one, version=7, scope="t", publication=3, role=TRIAL, share=0.5, provenance={"a": 1}
+    )
+    assert again.with_probes(one.probe_inputs[:1]).digest == one.digest
+    others = [
+        random_policy(seed=2), replace(one, threshold=3.0), replace(one, use_model=False),
+        replace(one, mean=one.mean + 1), frequency_policy("s"), frequency_policy("s", 3.0),
+    ]  # fmt: skip
+    assert len({each.digest for each in (one, *others)}) == 1 + len(others)
+    rate = random_policy(seed=1, kind="survival")
+    assert replace(rate, threshold=9.0).digest == rate.digest, "a rate decides, and no threshold"
+    assert from_bytes(to_bytes(one)).digest == one.digest

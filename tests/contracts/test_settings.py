@@ -41,7 +41,7 @@ def test_what_kubernetes_says_of_a_service_is_no_setting(
 ) -> None:
     monkeypatch.setenv(name, value)
     assert LearnerSettings.load().port is None
-    assert f"{name} is of a Kubernetes service" in caplog.text
+    assert f"{name} belongs to a Kubernetes service" in caplog.text
     monkeypatch.setenv("HVD_LEARNER_PORT", "8080")
     assert LearnerSettings.load().port == 8080
 
@@ -55,11 +55,11 @@ def test_several_brokers_and_no_password_in_the_repr(monkeypatch: pytest.MonkeyP
 
 
 def test_sides_are_named_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert WorkerSettings.load().sides == ("plain",)
-    monkeypatch.setenv("HVD_WORKER_SIDES", "suffix, plain,suffix")
-    assert WorkerSettings.load().sides == ("suffix", "plain")
-    monkeypatch.setenv("HVD_WORKER_SIDES", "")
-    assert WorkerSettings.load().sides == ()
+    assert WorkerSettings.load().variants == ("plain",)
+    monkeypatch.setenv("HVD_WORKER_VARIANTS", "suffix, plain,suffix")
+    assert WorkerSettings.load().variants == ("suffix", "plain")
+    monkeypatch.setenv("HVD_WORKER_VARIANTS", "")
+    assert WorkerSettings.load().variants == ()
 
 
 def test_a_secret_comes_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_secret_comes_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with pytest.raises(SettingsError, match="Did you mean HVD_KAFKA_SASL_PLAIN_PASSWORD"):
         KafkaSettings.load()
     monkeypatch.setenv("HVD_SECRETS_DIR", str(tmp_path / "none"))
-    with pytest.raises(SettingsError, match=r"HVD_SECRETS_DIR names .*none, which is no folder"):
+    with pytest.raises(SettingsError, match=r"HVD_SECRETS_DIR names .*none, which is not a folder"):
         KafkaSettings.load()
 
 
@@ -107,9 +107,9 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
         {}, {"SASL_OAUTH_TOKEN_URL": "http://x"},
         {"SASL_OAUTH_TOKEN_FILE": "/t", "SASL_OAUTH_CLIENT_SECRET": "pw"},
     )),
-    ("KAFKA", {"SSL_CAFILE": "/etc/ca.pem"}, "of no use without"),
+    ("KAFKA", {"SSL_CAFILE": "/etc/ca.pem"}, "needs a HVD_KAFKA_SECURITY_PROTOCOL"),
     *(("KAFKA", {"SECURITY_PROTOCOL": "SSL", f"SSL_{name}": "/none"}, told) for name, told in (
-        ("CAFILE", "CAFILE /none is no file of cert"),
+        ("CAFILE", "CAFILE /none is not a file of cert"),
         ("KEYFILE", "needs HVD_KAFKA_SSL_CERTFILE"), ("CERTFILE", "SSL_PASSWORD its password"),
     )),
 ]  # fmt: skip
@@ -130,3 +130,13 @@ def test_what_is_refused_is_told_in_a_sentence(
 @pytest.mark.parametrize("servers", ["a:1", "a.b:9092, c:65535", "[::1]:9092"])
 def test_addresses_are_taken(servers: str) -> None:
     KafkaSettings(bootstrap_servers=servers)
+
+
+def test_a_renamed_setting_works_under_its_old_name_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HVD_WORKER_SIDES", "suffix, plain")
+    assert WorkerSettings.load().variants == ("suffix", "plain")
+    assert "HVD_WORKER_SIDES is now called HVD_WORKER_VARIANTS" in caplog.text
+    monkeypatch.setenv("HVD_WORKER_VARIANTS", "model")
+    assert WorkerSettings.load().variants == ("model",)

@@ -6,25 +6,27 @@ matter of how busy the machine is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from decoder.contracts.bundle import BUCKETS, Policy, frequency_policy
-from decoder.contracts.features import NUM_FEATURES
-from decoder.core.choice import Chosen
+from decoder.contracts.features import FEATURE_ROW, NUM_FEATURES
+from decoder.core.choice import Chosen, Step, choose, situation_of
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
-from decoder.core.router import Committed, DraftRouter, RequestOptions
+from decoder.core.requests import Decisions, RequestOptions, StepReport
+from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.loops import yields_of_places
 from decoder.policy.pricing import CostTable
-from decoder.policy.rule import MODEL
+from decoder.policy.rule import CANDIDATE, MODEL
 from decoder.settings import WorkerSettings
-from tests.conftest import VOCABULARY, KeepingSink, naive_accepted_length
+from tests.conftest import VOCABULARY, naive_accepted_length
+from tests.events import KeepingLog
 
 K = 4
 CLASSES = np.zeros((VOCABULARY, 6), np.float32)
@@ -46,12 +48,45 @@ def trusting_policy(hazard: float = 0.01, chance: float = 0.6) -> Policy:
                   model_payoff=yields_of(chance, 4)[-1])  # fmt: skip
 
 
+@dataclass
+class Wanted:
+    """What a policy wants of the requests of a step."""
+
+    arms: np.ndarray
+    lengths: np.ndarray
+    expected: np.ndarray
+    model: np.ndarray
+    model_len: int
+    worth: float
+
+
+def wanted_of(
+    policy: Policy, features: np.ndarray, owners: np.ndarray, n: int, costs: CostTable,
+    rate: float, k: int, *, odds: np.ndarray | None = None, budget: int | None = None,
+    unable: Sequence[int] = (), prefill: int = 0,
+) -> Wanted:  # fmt: skip
+    """What ``policy`` wants of ``n`` requests of a step, of which ``owners`` have the cache drafts
+    with ``features``, and those ``unable`` can have no model draft."""
+    candidates = np.zeros(n, CANDIDATE)
+    candidates["draft"] = -1
+    candidates["draft"][owners] = np.arange(len(owners))
+    candidates["unable"][list(unable)] = 1
+    situation = situation_of(n, rate, k, costs, budget, prefill)
+    odds = np.zeros(16) if odds is None else odds
+    drafts = np.ascontiguousarray(features, np.float32).view(FEATURE_ROW).reshape(-1)
+    rows = np.array(unable, np.int64)
+    chosen = choose(policy, Step(candidates, drafts, situation, costs, odds, rows))
+    fields = (candidates[name].copy() for name in ("wanted", "length", "expected", "model"))
+    return Wanted(*fields, *chosen)
+
+
 def model_alone(k: int) -> Callable[..., Chosen]:
     """A rule that takes the model arm always, with drafts of ``k`` tokens."""
 
-    def chosen(policy: Policy, features: Any, owners: Any, n: int, *_: Any, **__: Any) -> Chosen:
-        zeros = np.zeros(n, np.float32)
-        return Chosen(np.full(n, MODEL, np.int8), np.full(n, k, np.int32), zeros, zeros, k)
+    def chosen(policy: Policy, step: Step) -> Chosen:
+        step.candidates["wanted"], step.candidates["length"] = MODEL, k
+        step.candidates["expected"] = step.candidates["model"] = 0.0
+        return Chosen(k)
 
     return chosen
 
@@ -78,18 +113,54 @@ class Run:
         return sum(self.tokens[first:last]) / sum(self.time[first:last])
 
 
+class Committed(NamedTuple):
+    """One request's outcome: tokens committed, draft tokens verified, and the engine's length."""
+
+    request: str
+    tokens: Sequence[int]
+    verified_len: int
+    length: int = 0
+
+
 class Router(DraftRouter):
-    """With a cache, and a sink that keeps its events; a number stands for counting from it on."""
+    """With a cache, and a sink that keeps its events; a number stands for counting from it on. It
+    may be spoken to by names and outcomes in the place of reports."""
 
     def __init__(
         self, policy: Policy | float = 0.0, has_model: bool = False, *,
         cache: SuffixCache | None = None, classes: np.ndarray = CLASSES, sink: Sink | None = None,
         **rest: Any,
     ) -> None:  # fmt: skip
-        self.kept = KeepingSink()
+        self.kept = KeepingLog()
         policy = policy if isinstance(policy, Policy) else frequency_policy("s", policy)
         cache = cache or SuffixCache(WorkerSettings())
         super().__init__(cache, policy, classes, sink or self.kept, has_model, **rest)
+        self._told = self.report(())
+
+    def observe(  # type: ignore[override]
+        self, told: StepReport | Sequence[Committed], step_tokens: int = 0, usual: bool = True
+    ) -> None:
+        if not isinstance(told, StepReport):
+            names, tokens, verified, lengths = zip(*told, strict=True) if told else ((),) * 4
+            told = self.report(names, tokens, verified, lengths, step_tokens)
+            told.usual = usual
+        super().observe(told)
+
+    def choose(  # type: ignore[override]
+        self, told: StepReport | Sequence[str], budget: int | None = None,
+        unable: Collection[str] = (), *, others: int = 0, waiting: int = 0,
+    ) -> Decisions:  # fmt: skip
+        if not isinstance(told, StepReport):
+            told = self.report(told)
+            told.budget, told.unable, told.others, told.waiting = budget, unable, others, waiting
+        self._told = told
+        return super().choose(told)
+
+    def drafted(  # type: ignore[override]
+        self, names: Sequence[str], lengths: Sequence[int], k: int
+    ) -> None:
+        made = dict(zip(names, lengths, strict=True))
+        super().drafted(self._told, [made.get(name, 0) for name in self._told.names], k)
 
     def begin(self, names: Sequence[str], prompt: Sequence[int]) -> None:
         """Start requests, each of which repeats the first token of its prompt."""
@@ -103,13 +174,15 @@ def decode_all(
 ) -> None:
     """Decode ``output`` as an engine does: what agrees is accepted, and a token added."""
     router.start(name, np.array(prompt, np.int32), options)
-    router.observe([Committed(name, output[:1], 0)], 1)
+    report = router.report([name], [output[:1]], 0, 0, 1)
+    router.observe(report)
     done = 1
     while name in router and done < len(output):
-        draft = list(router.choose([name])[0].tokens)
+        draft = list(router.choose(report)[0].tokens)
         committed = output[done : done + naive_accepted_length(draft, output[done:]) + 1]
         done += len(committed)
-        router.observe([Committed(name, committed, len(draft))], 1 + len(draft))
+        report = router.report([name], [committed], len(draft), 0, 1 + len(draft))
+        router.observe(report)
     router.stop(name, "abort")
     router.settle()
 
@@ -126,7 +199,7 @@ def fixed(arm: str) -> tuple[Policy, bool]:
 
 
 def decode(
-    router: DraftRouter,
+    router: Router,
     phase: Phase,
     run: Run,
     prompt: Sequence[int],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.admission import Admission, check_pace
+from decoder.admission import Admission, check_size
 from decoder.contracts.bundle import ANY_SCOPE, LAST_PUBLICATION, LEAP, Policy
 from decoder.contracts.errors import PolicyRefused
 from decoder.policy.probes import to_bytes
@@ -119,4 +119,4 @@ def test_a_policy_that_is_too_slow_is_refused_and_says_what_to_do() -> None:
     assert not desk.offer(to_bytes(slow))
     assert desk.refusals == {"slow": 1} and len(applied) == 1
     with pytest.raises(PolicyRefused, match="make its network smaller"):
-        check_pace(slow)
+        check_size(slow)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from decoder.contracts.bundle import BUCKET_ENDS, BUCKETS, OUTPUTS, Kind, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.core.choice import Chosen, choose
 from decoder.policy.estimate import choose_each, decide_each, estimate, network, survival
-from decoder.policy.loops import draft_length, share_out, yields_of_places
+from decoder.policy.loops import Terms, draft_length, share_out, yields_of_places
 from decoder.policy.pricing import (
     MAX_TOKENS,
     NOMINAL,
@@ -27,7 +26,7 @@ from decoder.policy.pricing import (
 )
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
 from tests.conftest import random_policy
-from tests.decoder.simulated import trusting_policy, yields_of
+from tests.decoder.simulated import Wanted, trusting_policy, wanted_of, yields_of
 
 
 def even(chance: float) -> np.ndarray:
@@ -40,10 +39,8 @@ def shared(
 ) -> Choice:
     """The step of all these requests."""
     n = len(models)
-    value = s.costs.dense[n] / (rate * n)
-    return Choice(
-        *share_out(curves, models, s.model_len, value, n, room, s.costs.dense, s.costs.prices)[:2]
-    )
+    terms = Terms(s.costs.dense[n] / (rate * n), n, room, s.costs.prices)
+    return Choice(*share_out(curves, models, s.model_len, terms, s.costs.dense)[:2])
 
 
 logits = st.lists(st.floats(-8, 8, width=32), min_size=BUCKETS, max_size=BUCKETS)
@@ -173,7 +170,8 @@ def test_a_lone_drafter_makes_as_many_tokens_as_pay_best(
         asked = Situation(s.costs, length)
         return worth(none, yields[:, length - 1], [(MODEL, length)], rate, asked)
 
-    found = draft_length(yields, s.costs.dense[1] / rate, 1, 1 << 40, s.costs.dense, s.costs.prices)
+    terms = Terms(s.costs.dense[1] / rate, 1, 1 << 40, s.costs.prices)
+    found = draft_length(yields, terms, s.costs.dense)
     assert gain(found) == pytest.approx(max(gain(j) for j in range(1, k + 1)), abs=1e-6)
 
 
@@ -182,10 +180,8 @@ def test_a_drafter_for_many_makes_what_those_gain_who_gain() -> None:
     likely, unlikely = yields_of(0.95, 6), yields_of(0.2, 6)
 
     def length(*rows: list[float]) -> int:
-        value = table.dense[4] / (2.0 * 4)
-        return draft_length(
-            np.array(rows, np.float32), value, 4, 1 << 40, table.dense, table.prices
-        )
+        terms = Terms(table.dense[4] / (2.0 * 4), 4, 1 << 40, table.prices)
+        return draft_length(np.array(rows, np.float32), terms, table.dense)
 
     assert length(likely, likely, likely, likely) == 6
     assert length(unlikely, unlikely, unlikely, unlikely) == 1
@@ -235,7 +231,7 @@ def test_a_lone_request_is_decided_as_the_learner_replays_it(
     kind: Kind, use_model: bool, seed: int, k: int
 ) -> None:
     policy, features = a_policy(kind, seed, use_model=use_model), some_features(1, seed)
-    mine = choose(policy, features, np.array([0]), 1, 1, NOMINAL, 2.0, k)
+    mine = wanted_of(policy, features, np.array([0]), 1, NOMINAL, 2.0, k)
     found = estimate(policy, features)
     step = Situation(NOMINAL, mine.model_len)
     theirs = decide_each(policy, found, mine.model, step, np.array([1]), 2.0)
@@ -291,8 +287,8 @@ def test_a_step_verifies_no_more_than_it_has_room_for(
 ) -> None:
     features, policy = some_features(n, seed), replace(a_policy(kind, seed), threshold=0.0)
     owners = np.arange(0, n, 1 + seed % 2)
-    step = (policy, features[: len(owners)], owners, n, n, NOMINAL, 8.0, k)
-    bound, free = (choose(*step, odds=even(0.9), most=m) for m in (most, None))
+    step = (policy, features[: len(owners)], owners, n, NOMINAL, 8.0, k)
+    bound, free = (wanted_of(*step, odds=even(0.9), budget=m) for m in (most, None))
     assert bound.lengths.sum() <= most
     assert ((bound.arms == NONE) == (bound.lengths == 0)).all()
     if most >= free.lengths.sum() and kind != "survival":
@@ -313,9 +309,9 @@ def test_a_request_that_the_drafter_did_not_read_has_no_model_draft() -> None:
     costs = CostTable("t", (1, MAX_TOKENS), (1.0, 1.0 + 0.01 * (MAX_TOKENS - 1)), draft_us=0.05)
     features, nobody = np.zeros((0, NUM_FEATURES), np.float32), np.zeros(0, np.int64)
 
-    def chosen(policy: Policy, *unread: int) -> Chosen:
-        rows = np.array(unread, np.int64)
-        return choose(policy, features, nobody, 3, 3, costs, 1.0, 4, odds=even(0.6), unread=rows)
+    def chosen(policy: Policy, *unable: int) -> Wanted:
+        asked = policy, features, nobody, 3, costs, 1.0, 4
+        return wanted_of(*asked, odds=even(0.6), unable=unable)
 
     trusting = trusting_policy()
     assert chosen(trusting).arms.tolist() == [MODEL] * 3 and chosen(trusting).worth > 0.0

@@ -18,15 +18,15 @@ from decoder.code_files import KEPT, CodeFiles, dependencies
 
 ROOT = Path(__file__).parents[2]
 SUM = """
-from decoder.compiled import REAL, REALS, compiled
+from decoder.compiled import Float64Array, compiled, entry_point
 from width import WIDTH
-@compiled((REALS,))
-def total(a):
+@entry_point
+def total(a: Float64Array) -> float:
     s = 0.0
     for i in range(WIDTH):
         s += a[i] * 3.0
     return s
-@compiled()
+@compiled
 def twice(a):
     return a + a
 """

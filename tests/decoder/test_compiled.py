@@ -9,44 +9,56 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from decoder.compiled import HANDLE, MATRIX, REAL, WHOLES, Handle, compiled, opener, record
+from decoder.compiled import Float32Matrix, Handle, Handles, Int64Array, entry_point, opener
 from decoder.contracts.bundle import Policy
 from decoder.core.requests import RequestOptions
 from decoder.policy.first import first_policy
 from tests.decoder.simulated import Router, decode_all
 from tests.decoder.small_disk import on_small_disk
 
+POINT = np.dtype([("x", "i4"), ("y", "f8"), ("past", "i8", (3,))], align=True)
+
 
 class Held(NamedTuple):
-    a: np.ndarray
-    b: np.ndarray
+    a: Int64Array
+    b: Float32Matrix
 
 
-held_by = opener(record(Held, WHOLES, MATRIX))
+class Both(NamedTuple):
+    held: Held
+    points: Annotated[NDArray[Any], POINT]
 
 
-@compiled((HANDLE,))
-def total(handle: Any) -> float:
-    held = held_by(handle)
-    return held.a.sum() + held.b.sum()
+both_of = opener(Both)
+
+
+@entry_point
+def total(handle: Handle) -> float:
+    both = both_of(handle)
+    last = both.points[len(both.points) - 1]
+    last["past"][1] += 1
+    return both.held.a.sum() + both.held.b.sum() + last["x"] + last["y"]
 
 
 def test_a_function_that_can_be_kept_nowhere_is_compiled_all_the_same() -> None:
     """numba keeps nothing of a source without a file, as of one in a place that is read only."""
     made: dict[str, Callable[..., Any]] = {}
-    exec("def plus(a, b):\n    return a + b", made)
-    assert compiled((REAL, REAL))(made["plus"])(1.5, 2.0) == 3.5
+    exec("def plus(a: float, b: float) -> float:\n    return a + b", made)
+    assert entry_point(made["plus"])(1.5, 2.0) == 3.5
 
 
 ALIVE = """
 from decoder import compiled
-at_once = compiled.compiled((compiled.REAL,))(lambda a: a + 1)
-late = compiled.compiled()(lambda a, b: a + b)  # when it is called, as most are
+@compiled.entry_point
+def at_once(a: float) -> float:
+    return a + 1
+late = compiled.compiled(lambda a, b: a + b)  # when it is called, as most are
 print("alive", late(1, 2))
 """
 
@@ -68,26 +80,26 @@ def test_a_full_disk_keeps_nothing_and_stops_nothing(tmp_path: Path) -> None:
 
 
 TAKEN = """
-from decoder.compiled import REAL, compilable, compiled
+from decoder.compiled import compilable, entry_point
 PART = 2.0
 def plain(a):
     return a / PART
 compilable(plain)
-@compiled((REAL,))
-def part(a):
+@entry_point
+def part(a: float) -> float:
     return a / PART
 """
 TAKING = """
-from decoder.compiled import REAL, compiled
+from decoder.compiled import entry_point
 from taken import PART, part, plain
-@compiled((REAL,))
-def taking(a):
+@entry_point
+def taking(a: float) -> float:
     return part(a)
-@compiled((REAL,))
-def taking_plain(a):
+@entry_point
+def taking_plain(a: float) -> float:
     return plain(a)
-@compiled((REAL,))
-def taking_number(a):
+@entry_point
+def taking_number(a: float) -> float:
     return a / PART
 for each in (taking, taking_plain, taking_number):
     print(each(12.0), sum(each.stats.cache_hits.values()))
@@ -113,11 +125,12 @@ def steps(policy: Policy | None = None) -> list[tuple[object, ...]]:
     ]
 
 
-def test_a_worker_without_numba_decides_as_one_with_it() -> None:
-    without = (
-        "import json, sys; sys.modules['numba'] = None; from tests.decoder import test_compiled"
-    )
-    told = json.loads(run("-c", f"{without}; print(json.dumps(test_compiled.steps()))"))
+@pytest.mark.parametrize(
+    "without", ["sys.modules['numba'] = None", "os.environ['NUMBA_DISABLE_JIT'] = '1'"]
+)
+def test_a_worker_without_numba_decides_as_one_with_it(without: str) -> None:
+    begin = f"import json, os, sys; {without}; from tests.decoder import test_compiled"
+    told = json.loads(run("-c", f"{begin}; print(json.dumps(test_compiled.steps()))"))
     *mine, predicted = zip(*steps(), strict=True)
     *theirs, foreseen = zip(*told, strict=True)
     assert mine == theirs and "cache" in mine[0]
@@ -141,8 +154,31 @@ def test_a_worker_compiles_nothing_once_it_is_there() -> None:
 
 
 def test_a_handle_stands_for_the_arrays_it_was_asked_for() -> None:
-    handle, first = Handle(), Held(np.arange(3), np.ones((2, 4), np.float32))
-    assert total(handle.of(first)) == 3 + 8
-    assert handle.of(first) is handle.of(first)
-    grown = first._replace(b=np.full((5, 4), 2.0, np.float32))
-    assert total(handle.of(grown)) == 3 + 40
+    handles = Handles[Both]()
+    held = Held(np.arange(3), np.ones((2, 4), np.float32))
+    first = Both(held, np.array([(1, 0.5, (0, 0, 0)), (2, 0.25, (0, 0, 0))], POINT))
+    assert total(handles.of(first)) == 3 + 8 + 2.25
+    assert handles.of(first) is handles.of(Both(*first))
+    grown = first._replace(held=held._replace(b=np.full((5, 4), 2.0, np.float32)))
+    assert total(handles.of(grown)) == 3 + 40 + 2.25
+    assert first.points["past"].tolist() == [[0, 0, 0], [0, 2, 0]]
+
+
+ORDERS = (
+    "decoder.core.router, decoder.policy.estimate, decoder.drafting.suffix",
+    "decoder.drafting.suffix, decoder.policy.estimate, decoder.core.router",
+)
+HITS = """
+import sys
+from numba.core.dispatcher import Dispatcher
+made = {f for m in [*sys.modules.values()] for f in vars(m).values() if isinstance(f, Dispatcher)}
+ours = [f for f in made if f.py_func.__module__.startswith("decoder.") and f.signatures]
+print(len(ours), sum(sum(f.stats.cache_misses.values()) for f in ours))
+"""
+
+
+def test_what_is_kept_serves_a_process_that_imports_in_another_order() -> None:
+    run("-c", f"import {ORDERS[0]}")
+    for order in ORDERS:
+        functions, missed = map(int, run("-c", f"import {order}\n{HITS}").split())
+        assert functions > 15 and not missed

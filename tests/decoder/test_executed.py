@@ -11,12 +11,11 @@ import pytest
 from decoder.contracts.bundle import frequency_policy
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import PROBE_EVERY, Floor
-from decoder.core.router import Committed, RequestOptions
-from decoder.core.table import LENGTH
+from decoder.core.router import RequestOptions
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import NOMINAL
 from decoder.settings import WorkerSettings
-from tests.decoder.simulated import Router, trusting_policy
+from tests.decoder.simulated import Committed, Router, trusting_policy
 
 OPTIONS = RequestOptions(400, 4096)
 
@@ -46,7 +45,7 @@ def test_a_model_draft_that_was_not_made_costs_and_brings_nothing() -> None:
         assert decision.arm == "model"
         router.drafted(["r"], [0], 0)
         router.observe([Committed("r", [4 + token], 0)], 1)
-        assert router.underway.drafted == 0
+        assert router.timer.drafted == 0
     router.settle()
     assert router.counters.undrafted == 12
     assert router.counters.cycles == {"none": 12}
@@ -101,7 +100,7 @@ def test_no_draft_is_longer_than_the_engine_was_started_for() -> None:
     assert decision.room <= 3
     router = Router(trusting_policy(hazard=0.9, chance=0.9), True, longest=3)
     router.begin(["m"], [1, 2, 3])
-    assert router.choose(["m"])[0].arm == "model" and router.underway.drafted == 3
+    assert router.choose(["m"])[0].arm == "model" and router.timer.drafted == 3
 
 
 def test_a_request_whose_length_is_not_the_engines_is_left_out_alone() -> None:
@@ -174,7 +173,7 @@ def test_a_fault_leaves_out_its_own_request_and_no_other(verb: str) -> None:
     assert [d.arm for d in others] == ["cache", "cache"]
     assert router.counters.left_out == {"fault": 1}
     slot = router.table.slots["c"]
-    assert "a" not in router and router.table.arrays.requests[slot, LENGTH] == 7
+    assert "a" not in router and router.table.arrays.requests["length"][slot] == 7
 
 
 def test_a_request_asked_for_twice_in_a_step_harms_nobody() -> None:

@@ -11,12 +11,12 @@ import pytest
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, MEMORY_KEYS, TOKEN_CLASSES
 from decoder.core.payoff.token_classes import token_class_table
-from decoder.core.router import Committed, RequestOptions
+from decoder.core.router import RequestOptions
 from decoder.drafting.drafts import CacheDraft
 from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
 from tests.conftest import VOCABULARY, naive_accepted_length, random_policy
-from tests.decoder.simulated import Router
+from tests.decoder.simulated import Committed, Router
 
 Key = tuple[object, ...]
 

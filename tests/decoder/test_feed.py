@@ -156,7 +156,7 @@ def test_a_feed_survives_what_no_one_thought_of(
 def test_a_topic_that_cannot_be_read_is_told_once_and_a_broker_that_is_away_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The shipper says that nobody answers; a topic that is not there concerns the feed alone."""
+    """The exporter says that nobody answers; a topic that is not there concerns the feed alone."""
     monkeypatch.setattr("decoder.feed.RETRY_S", 0.01)
     tries, connect = list[Compacted](), Compacted._connect
     monkeypatch.setattr(Compacted, "_connect", lambda log: tries.append(log) or connect(log))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decoder.admission import check_pace
+from decoder.admission import check_size
 from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.errors import PolicyRefused
 from decoder.policy import first
@@ -28,7 +28,7 @@ def test_the_one_that_ships_is_sound_quick_and_small() -> None:
     assert (policy.scope, policy.role, policy.kind) == ("scope", "first", "survival")
     assert (policy.version, policy.publication) == (0, 0)
     assert first_policy("other").layers is policy.layers, "it is read once"
-    check_pace(policy)
+    check_size(policy)
     assert first.SHIPPED.stat().st_size < 300_000
     sets = policy.provenance["sets"]
     assert len(sets) >= 8 and all(s["licence"] in ALLOWED for s in sets)

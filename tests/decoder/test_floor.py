@@ -12,27 +12,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoder.contracts.bundle import PARAMETERS, frequency_policy
-from decoder.contracts.events import LIMITS
-from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.contracts.features import FEATURE_ROW, FEATURES, NUM_FEATURES
+from decoder.contracts.fields import LIMITS, ROW, STEP
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.guards.floor import (
     OPTIONS,
     PROBE_EVERY,
     STRETCH,
-    WIDTH,
+    WINDOW,
     Floor,
     Option,
     add,
     lengths_worth,
     outcomes_of,
 )
-from decoder.core.router import Committed, RequestOptions
+from decoder.core.router import RequestOptions
+from decoder.core.table import CYCLE
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE
-from decoder.telemetry.ring import STEP
-from tests.decoder.simulated import K, Phase, Run, decode, fixed, make_router, trusting_policy
+from tests.decoder.simulated import (
+    Committed,
+    K,
+    Phase,
+    Run,
+    decode,
+    fixed,
+    make_router,
+    trusting_policy,
+)
 
 PROMPT = [30, 31, 32]
 WITHIN_CYCLES = 200
@@ -195,9 +204,10 @@ def test_a_cache_draft_needs_no_choice_to_be_known() -> None:
     router = make_router(frequency_policy("s", float("inf")), has_model=False, floor=True)
     decode(router, Phase(scattered(400), collapsed, MILD), Run(), PROMPT, "broken")
     payoffs = router.memories.payoffs
-    before, run = payoffs.means.max(axis=0).copy(), Run()
+    before, run = [payoffs.memories[name].max() for name in ("first", "log_payoff")], Run()
     decode(router, Phase(copied(1200), collapsed, MILD), run, PROMPT, "mended")
-    assert (payoffs.means.max(axis=0) > before).all()
+    after = [payoffs.memories[name].max() for name in ("first", "log_payoff")]
+    assert all(a > b for a, b in zip(after, before, strict=True))
     assert router.floor is not None and router.floor.in_force == "cache"
 
 
@@ -241,7 +251,7 @@ def test_the_cache_arm_costs_no_more_than_it_foresees_to_bring(
     features[:, FEATURES.index("prob_1")] = rng.uniform(0.2, 1.0, batch)
     features[:, FEATURES.index("match_len")] = matched = rng.integers(1, 33, batch)
     features[:, FEATURES.index("draft_len")] = 4 * matched
-    lengths = lengths_worth(features, batch, 0, 1.5, table.dense)
+    lengths = lengths_worth(features.view(FEATURE_ROW)[:, 0], batch, 0, 1.5, table.dense)
     whole = table.time(batch + 4 * int(matched.sum())) - table.time(batch)
     spent = table.time(batch + int(lengths.sum())) - table.time(batch)
     brings = sum(
@@ -259,12 +269,12 @@ Options = tuple[tuple[float, float], ...]
 
 def cycles(floor: Floor, stretch: np.ndarray, committed: int, outcomes: Options) -> None:
     """Let the floor take in a cycle."""
-    add(stretch, committed, np.array(outcomes), 1, floor.needed, floor.ahead, floor.state)
+    add(floor.state[0], stretch[0], committed, np.array(outcomes), 1)
 
 
 def test_a_good_past_hides_no_change() -> None:
     """A thousand cycles ten times faster than any fixed arm buy the policy no later loss."""
-    floor, stretch = Floor(has_model=True), np.zeros(WIDTH)
+    floor, stretch = Floor(has_model=True), np.zeros(1, WINDOW)
     ahead: Options = ((10.0, 1.0), (1.0, 1.0), (1.0, 1.2), (1.0, 1.2))
     behind: Options = ((1.0, 1.5), (1.0, 1.0), (2.0, 1.2), (1.0, 1.5))
     for _ in range(1000):
@@ -282,7 +292,7 @@ def test_a_good_past_hides_no_change() -> None:
 
 
 def test_luck_of_one_stretch_relieves_nobody() -> None:
-    floor, stretch = Floor(has_model=False), np.zeros(WIDTH)
+    floor, stretch = Floor(has_model=False), np.zeros(1, WINDOW)
     even: Options = ((1.0, 1.0),) * 4
     unlucky: Options = ((1.0, 1.9), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
     for outcomes in (even, unlucky, even):
@@ -324,12 +334,13 @@ def outcomes(
     verified: int = 0, drafted: int = 0, seen: int = -1,
 ) -> list[list[float]]:  # fmt: skip
     """Tokens and time of each option."""
-    found = np.zeros((len(OPTIONS), 2))
-    outcomes_of(
-        arm, wanted, wanted_len, step.wanted, step.cached, step.drafting, K, 0, step.batch,
-        draft_len, accepted, verified, drafted, seen, 1.5, COSTS.dense,
-        (COSTS.draft_us, COSTS.draft_token_us, COSTS.draft_row_us), found,
-    )  # fmt: skip
+    found, cycle, event = np.zeros((len(OPTIONS), 2)), np.zeros(1, CYCLE), np.zeros(1, ROW)
+    cycle["arm"], cycle["wanted"], cycle["wanted_len"] = arm, wanted, wanted_len
+    cycle["cached_len"] = draft_len
+    cycle["step"] = step.wanted, step.cached, step.drafting, 0, K, 0, 1
+    event["batch_size"], event["accepted"], event["verified_len"] = step.batch, accepted, verified
+    event["drafted_len"], event["model_accepted"], event["predicted_model"] = drafted, seen, 1.5
+    outcomes_of(cycle[0], event[0], COSTS.dense, COSTS.prices, found)
     return found.tolist()
 
 

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from decoder.complaints import PAUSE_S, Complaints
+from decoder.limited_log import INTERVAL_S, LimitedLog
 from decoder.log_lines import JsonLines
 
 
@@ -57,19 +57,19 @@ def test_each_kind_is_told_once_a_minute_with_what_it_stands_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = [0.0]
-    complaints = Complaints(clock=lambda: now[0])
+    limited_log = LimitedLog(clock=lambda: now[0])
     for _ in range(100):
         now[0] += 1.0
         try:
             raise ValueError("of a cache")
         except ValueError:
-            complaints.exception("choosing failed")
+            limited_log.exception("choosing failed")
     for error in ("one", "another"):
-        complaints.warning("weights are gone: %s", error)
+        limited_log.warning("weights are gone: %s", error)
     told = [r.getMessage() for r in caplog.records]
     assert told == [
         "choosing failed",
-        f"choosing failed ({int(PAUSE_S) - 1} more since this was last said)",
+        f"choosing failed ({int(INTERVAL_S) - 1} more since the last line)",
         "weights are gone: one",
     ]
     assert [r.levelno for r in caplog.records] == [logging.ERROR, logging.ERROR, logging.WARNING]

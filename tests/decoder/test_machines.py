@@ -19,14 +19,13 @@ import pytest
 
 from decoder.contracts.bundle import BUCKETS, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.core.choice import Chosen, choose
 from decoder.core.costs import LiveCosts
 from decoder.core.profiling import levels
 from decoder.core.rate import LiveRate
 from decoder.policy.estimate import survival
 from decoder.policy.pricing import MAX_TOKENS, CostTable, plain_steps
 from decoder.policy.rule import CACHE, MODEL
-from tests.decoder.simulated import K, Run, trusting_policy, yields_of
+from tests.decoder.simulated import K, Run, Wanted, trusting_policy, wanted_of, yields_of
 
 CHANCE = 0.6
 ODDS = np.full(K, np.log(CHANCE / (1.0 - CHANCE)))
@@ -100,7 +99,7 @@ def offers(batch: int, steps: int) -> list[Offer]:
     return made
 
 
-def expected(offer: Offer, chosen: Chosen) -> np.ndarray:
+def expected(offer: Offer, chosen: Wanted) -> np.ndarray:
     """Draft tokens [n] that the target accepts of what was chosen, in the mean."""
     width = offer.curves.shape[1]
     taken = np.where(chosen.arms == CACHE, chosen.lengths, 0)
@@ -122,8 +121,8 @@ def serve(
     noise, run, judge = np.random.default_rng(1), Run(), policy()
     for offer in offers(batch, steps):
         table = costs.table
-        chosen = choose(
-            judge, offer.features, offer.owners, batch, batch, table,
+        chosen = wanted_of(
+            judge, offer.features, offer.owners, batch, table,
             at if rate is None else rate.value, K, odds=ODDS,
         )  # fmt: skip
         drafts = int(chosen.lengths.sum())
@@ -232,8 +231,8 @@ def lengths_of(rows: int, hazard: float, rate: float, beside: int = 0) -> int:
     """Tokens of each draft that are verified, where all have drafts of 16 that are alike."""
     features = np.zeros((rows, NUM_FEATURES), np.float32)
     features[:, FEATURES.index("draft_len")] = 16
-    chosen = choose(trusting_policy(hazard), features, np.arange(rows), rows, rows, GPU, rate, 0,
-                    beside=beside)  # fmt: skip
+    asked = trusting_policy(hazard), features, np.arange(rows), rows, GPU, rate, 0
+    chosen = wanted_of(*asked, prefill=beside)
     return round(float(chosen.lengths.mean()))
 
 

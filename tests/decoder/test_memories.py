@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from decoder.contracts.features import RECALLED
 from decoder.core.payoff.memory import (
-    COUNT,
     KINDS,
     LEAST,
     MEMORY_BYTES,
@@ -31,9 +31,9 @@ def take_in(memories: Memories, row: int, keys: tuple[int, ...], accepted: int, 
 
 def told(memories: Memories, row: int, keys: tuple[int, ...] = SOME) -> list[float]:
     """Mean log payoff, mean share and log weight by key."""
-    out = np.zeros(3 * KINDS, np.float32)
+    out = np.zeros(KINDS, RECALLED)
     recall(memories.payoffs, row, np.array(keys), out)
-    return out.tolist()
+    return out.view(np.float32).tolist()
 
 
 def asked(memories: Memories, key: str) -> list[float]:
@@ -83,7 +83,7 @@ def test_a_quiet_tenant_is_remembered_whatever_others_bring(
         assert memories.held_bytes <= 4 * BUDGET
     assert len(memories) < names or names == 5
     assert asked(memories, "quiet") != pytest.approx(UNKNOWN)
-    while memories._shares.give_way(memories._take):
+    while memories._shares.evict(memories._take):
         pass
     assert memories.held_bytes == len(memories) == 0, "what is booked is freed"
 
@@ -118,7 +118,7 @@ def test_a_memory_is_what_a_dictionary_with_as_many_slots_is() -> None:
                 key, entry[1] * 0.8 + 1.0, entry[2] * 0.8 + np.log1p(accepted),
                 entry[3] * 0.8 + accepted / length,
             ]  # fmt: skip
-    assert memories.payoffs.tables[row, COUNT] == sum(map(len, known))
+    assert memories.payoffs.memories["count"][row] == sum(map(len, known))
     for _ in range(300):
         keys = [int(rng.choice([e[0] for e in list(entries.values())[:50]])) for entries in known]
         expected: list[float] = []

@@ -11,11 +11,13 @@ import pytest
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
 from decoder.core.guards.pause import FIRST_WAIT, LOSS, PROBE, SPENT, SpeculationPause
-from decoder.core.underway import Underway
+from decoder.core.step_timer import StepTimer
+from decoder.core.tracker import Progress
 from tests.decoder.simulated import Router
 
 PLAIN = 5_000.0
 STEPS = 10_000
+ONE = Progress(closed=1, committed=1, verified=0, predicted=0, drafts=0, tokens=1)
 
 
 @dataclass(frozen=True)
@@ -101,5 +103,5 @@ def test_a_process_that_stands_still_puts_no_router_to_sleep() -> None:
         own = PLAIN * (50.0 if step % 30 == 29 else 0.002)
         router.costs.proposed(1, own)
         router.costs.observe(1, 1, 0, PLAIN)
-        router._reckon(0, 0, Underway(exposed_us=own), 1, 0)
+        router._learn(router.report(["r"], step_tokens=1), StepTimer(exposed_us=own), ONE, 0.0)
         assert router.pause.awake, step

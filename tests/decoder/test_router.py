@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from decoder.contracts.features import FEATURES
 from decoder.core.costs import LiveCosts
-from decoder.core.router import Committed, RequestOptions
-from decoder.core.table import OPEN
+from decoder.core.router import RequestOptions
 from decoder.drafting.suffix import STEP_TOKENS
 from tests.conftest import naive_accepted_length, random_policy
-from tests.decoder.simulated import Router, decode_all
+from tests.decoder.simulated import Committed, Router, decode_all
 from tests.engines.trials import drafts_in
 
 EOS = 0
@@ -175,7 +174,7 @@ def test_every_draft_keeps_its_own_place_however_many_wait(
             if naive_accepted_length(draft, text[at:]) == len(text) - at < len(draft)
         ]  # fmt: skip
         table = router.table.arrays
-        assert table.requests[router.table.slots["r"], OPEN] == len(waiting)
+        assert table.requests["num_open"][router.table.slots["r"]] == len(waiting)
         router.choose(["r"])
         for *_, tokens in drafts_in(router, ["r"]):
             drafts[len(text)] = tokens

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoder.core.router import Committed, DraftRouter, RequestOptions
+from decoder.core.router import RequestOptions
 from decoder.tenancy.identities import Identities
-from tests.decoder.simulated import Router
+from tests.decoder.simulated import Committed, Router
 
 KEY = b"0123456789abcdef"
 SECRET = list(range(100, 140))
@@ -31,7 +31,7 @@ def options(extra: dict[str, Any] | None) -> RequestOptions:
 
 
 @pytest.fixture(params=["finished", "running"])
-def router(request: pytest.FixtureRequest) -> Iterator[DraftRouter]:
+def router(request: pytest.FixtureRequest) -> Iterator[Router]:
     """Every draft is verified whole; the key "a" has written the secret, or is writing it."""
     made = Router()
     made.start("victim", np.array(SECRET, np.int32), options(asked("key:a")))
@@ -43,7 +43,7 @@ def router(request: pytest.FixtureRequest) -> Iterator[DraftRouter]:
     made.close()
 
 
-def drawn(router: DraftRouter, extra: dict[str, Any] | None) -> set[int]:
+def drawn(router: Router, extra: dict[str, Any] | None) -> set[int]:
     """Every token of the secret that drafts show to whoever writes its beginnings."""
     shown: set[int] = set()
     for begin in range(len(SECRET) - 1):
@@ -60,7 +60,7 @@ def drawn(router: DraftRouter, extra: dict[str, Any] | None) -> set[int]:
     return shown
 
 
-def test_the_tenant_itself_is_offered_it(router: DraftRouter) -> None:
+def test_the_tenant_itself_is_offered_it(router: Router) -> None:
     assert drawn(router, asked("key:a")) >= {*SECRET[12:30]}
 
 
@@ -79,11 +79,11 @@ def test_the_tenant_itself_is_offered_it(router: DraftRouter) -> None:
         None,
     ],
 )
-def test_nobody_else_is_shown_any_of_it(router: DraftRouter, extra: dict[str, Any] | None) -> None:
+def test_nobody_else_is_shown_any_of_it(router: Router, extra: dict[str, Any] | None) -> None:
     assert drawn(router, extra) == set()
 
 
-def test_of_one_tenant_what_another_salt_wrote_is_not_shown(router: DraftRouter) -> None:
+def test_of_one_tenant_what_another_salt_wrote_is_not_shown(router: Router) -> None:
     router.start("salted", np.array([1], np.int32), options(asked("key:b", "one")))
     router.observe([Committed("salted", SECRET, 0)], 1)
     router.stop("salted", "stop")

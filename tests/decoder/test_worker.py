@@ -14,13 +14,14 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TRIALS
 from decoder.contracts.trials import decode_round
 from decoder.core.router import RequestOptions
+from decoder.experiment.interleaver import MAX_PENDING_ROUNDS
 from decoder.settings import WorkerSettings
-from decoder.trial.turns import WAITING
 from decoder.worker import Worker, make_worker
 from learner.publish import PolicyPublisher
 from tests.conftest import random_policy, swept, until
 from tests.decoder.simulated import decode_all
 from tests.decoder.telemetry.broker import batches, consumed
+from tests.events import events_of
 
 NAMES = Pseudonyms(b"of these tests")
 
@@ -60,7 +61,7 @@ def test_every_cycle_is_on_the_topic_and_accounted_for(
     found = batches(kafka)
     assert [b.sequence for b in found] == list(range(len(found)))
     assert {b.origin.life for b in found} == {status.life}
-    events = [e for b in found for e in b.events]
+    events = [e for b in found for e in events_of(b)]
     assert sorted(e.number for e in events) == list(range(status.events_made))
     assert {e.request for e in events} == {NAMES.of("request", n) for n in ("first", "second")}
     assert all(is_pseudonym(e.tenant) for e in events if e.publication == 0)
@@ -79,9 +80,9 @@ def test_where_nothing_is_sent_nothing_is_kept_and_nothing_missed(
         name="w", metrics=False, telemetry=False, queue_size=8, floor=False, holdout=0.5
     )
     worker = make_worker(settings, KafkaSettings(), "scope", token_classes, has_model=False)
-    for number in range(2 * WAITING):
+    for number in range(2 * MAX_PENDING_ROUNDS):
         decode(worker, f"request {number}")
-        if worker.turns.dropped:
+        if worker.interleaver.rounds_dropped:
             break
     worker.close()
     status = worker.status()
@@ -94,7 +95,11 @@ def test_rounds_are_on_their_topic_and_add_up_to_the_status(
     kafka: KafkaSettings, token_classes: np.ndarray
 ) -> None:
     settings = WorkerSettings(
-        name="w", metrics=False, holdout=0.6, sides=("plain", "suffix", "model"), start="counting"
+        name="w",
+        metrics=False,
+        holdout=0.6,
+        variants=("plain", "suffix", "model"),
+        start="counting",
     )
     worker = make_worker(settings, kafka, "scope", token_classes, has_model=False)
     publisher = PolicyPublisher(kafka)
@@ -119,5 +124,5 @@ def test_rounds_are_on_their_topic_and_add_up_to_the_status(
         assert status.sides[name].steps == sum(b.steps for b in blocks)
         assert {b.version for b in blocks} == {7 if name == "trial" else 0}
     assert status.rounds_dropped == 0 and not status.sides_failed
-    sides = {e.side for b in batches(kafka) for e in b.events}
+    sides = {e.side for b in batches(kafka) for e in events_of(b)}
     assert sides - {""} == {"champion", "plain", "suffix", "trial"}

@@ -1,12 +1,14 @@
 """The references in docs/reference, made of the code: ``python -m tests.docs.reference``.
 
-It writes settings, commands, metrics and vLLM's settings anew, and the tables that the page on
-performance takes from its data. What fields of topics mean is written by hand on their page.
+It writes settings, commands, metrics and vLLM's settings anew, the tables that the page on
+performance takes from its data, and the columns of draft events. What else is on the page on topics
+is written by hand.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType
@@ -15,6 +17,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+from decoder.contracts import fields
 from decoder.contracts.settings import SECRETS_VARIABLE, KafkaSettings, Settings
 from decoder.engines.vllm.requirements import HOW_TO_START, REQUIREMENTS
 from decoder.settings import FACTOR, WHOLE_FACTOR, WorkerSettings
@@ -261,12 +264,30 @@ def performance() -> str:
     return filled((DOCS / "performance.md").read_text(encoding="utf-8"))
 
 
+def topics() -> str:
+    """The page on topics with the columns of draft events from their own table."""
+    rows = [
+        [f"`{field.name}`", field.unit, range_of(field), field.meaning] for field in fields.FIELDS
+    ]
+    columns = table(["column", "unit", "range", "meaning"], rows)
+    page = (FOLDER / "topics.md").read_text(encoding="utf-8")
+    return re.sub(r"\| column \|(?:.*\n)+?(?=\n)", lambda _: columns, page)
+
+
+def range_of(field: fields.Field) -> str:
+    if field.kind == "string":
+        return "name"
+    low, high = field.limits
+    return f"{low:.0f}..{high:.0f}{', null' if field.nullable else ''}"
+
+
 MADE: Final[Mapping[Path, Callable[[], str]]] = {
     FOLDER / "settings.md": settings,
     FOLDER / "cli.md": commands,
     FOLDER / "metrics.md": metrics,
     FOLDER / "vllm-settings.md": vllm_settings,
     DOCS / "performance.md": performance,
+    FOLDER / "topics.md": topics,
 }
 """Each page that is made, and what makes it."""
 

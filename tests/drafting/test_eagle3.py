@@ -10,7 +10,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from decoder.drafting.eagle3 import Eagle3Head, load_head, save_head
+from decoder.drafting.eagle3 import Eagle3Head, load_head
+from pipelines.lab.drafter.save import save_head
 from pipelines.lab.drafter.unroll import Pack, unroll
 from tests.drafting.head import CONFIG
 

@@ -7,21 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from decoder.drafting.matches import BACK, FULL, MOST, WORK, draft, foretold, scratch_for
-from decoder.drafting.pages import (
-    CLOCK,
-    CLOSED,
-    FILLED,
-    FREE,
-    FRESH,
-    ORDERS,
-    OWN,
-    PAGE,
-    append,
-    give_page,
-    new_pool,
-    slot_before,
-)
+from decoder.drafting.drafts import Limits
+from decoder.drafting.matches import BACK, FULL, MOST, WORK, Written, draft, foretold, scratch_for
+from decoder.drafting.pages import ORDERS, PAGE, append, give_page, new_pool, slot_before
 
 DEPTH = 64
 
@@ -32,7 +20,8 @@ class Texts:
     def __init__(self, pages: int = 400, buckets: int = 256) -> None:
         self.pool = new_pool(pages + 1, 4 * buckets, 5)
         for index in range(4):
-            self.pool.indexes[index + 1, :2] = index * buckets, buckets - 1
+            row = self.pool.indexes[index + 1]
+            row["begin"], row["mask"] = index * buckets, buckets - 1
         self.streams: dict[tuple[int, int], list[int]] = {}
         self.written: list[
             tuple[int, int, int, int]
@@ -44,10 +33,10 @@ class Texts:
         page = self.pages.get((index, stream), 0)
         page = append(self.pool, index + 1, page, np.array(tokens, np.int32))
         self.pages[index, stream] = page
-        slot, slots = page * PAGE + self.pool.links[page, FILLED] - 1, []
+        slot, slots = page * PAGE + self.pool.pages["filled"][page] - 1, []
         for _ in tokens:
             slots.append(slot)
-            slot = slot_before(self.pool.links, slot)
+            slot = slot_before(self.pool.pages, slot)
         for token, slot in zip(tokens, reversed(slots), strict=True):
             self.written.append((index, stream, len(text), slot))
             text.append(token)
@@ -65,8 +54,8 @@ class Texts:
             for index in indexes:
                 tokens, probs = np.zeros(64, np.int32), np.zeros(64, np.float32)
                 size, match, score, looked = draft(
-                    self.pool, index + 1, np.array(context[-BACK:], np.int32), most, DEPTH, limits,
-                    tokens, probs, scratch_for(64),
+                    self.pool, index + 1, np.array(context[-BACK:], np.int32),
+                    Limits(DEPTH, most, *limits), Written(tokens, probs), scratch_for(64),
                 )  # fmt: skip
                 found.append((tokens[:size].tolist(), probs[:size].tolist(), match, score))
                 work += looked
@@ -133,7 +122,8 @@ class Texts:
 
 
 def free_pages(texts: Texts) -> int:
-    return int(texts.pool.counts[FREE] + len(texts.pool.links) - texts.pool.counts[FRESH])
+    counts = texts.pool.counts[0]
+    return int(counts["free"] + len(texts.pool.pages) - counts["fresh"])
 
 
 pieces = st.lists(
@@ -219,7 +209,8 @@ def test_no_index_shows_what_another_wrote(written: list[tuple[int, int]]) -> No
     held: list[tuple[int, int]] = []
     for index, count in written:
         if rng.random() < 0.2 and streams[index]:
-            texts.pool.times[streams[index], CLOSED] = texts.pool.counts[CLOCK]
+            closed = texts.pool.counts["clock"][0]
+            texts.pool.pages["closed"][streams[index]] = closed
             streams[index] = 0
         for _ in range(0, count, 16):
             while not free_pages(texts):
@@ -280,7 +271,7 @@ def test_drafts_are_as_good_as_those_of_suffix_trees(factor: float) -> None:
 def test_what_the_text_foretold_is_counted_as_by_its_definition(text: list[int], last: int) -> None:
     texts = Texts(buckets=1024)
     texts.write(0, 0, text)
-    texts.pool.indexes[1, OWN] = texts.pages[0, 0]
+    texts.pool.indexes["own"][1] = texts.pages[0, 0]
     naive = 0
     for at in range(max(len(text) - last, 1), len(text)):
         before = text[max(at - 3, 0) : at]

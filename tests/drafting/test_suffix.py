@@ -135,11 +135,11 @@ def test_text_comes_and_goes_and_the_books_are_even() -> None:
             cache.stop(name)
             cache.stop(name)  # a second time is ignored
     assert cache.evicted
-    links = cache.pool.links[:, 0]
-    assert cache.held_bytes == (links > 0).sum() * PAGE_BYTES
-    while cache._shares.give_way(cache._take):
+    owners = cache.pool.pages["owner"]
+    assert cache.held_bytes == (owners > 0).sum() * PAGE_BYTES
+    while cache._shares.evict(cache._take):
         pass
-    assert cache.held_bytes == 0 and not links.any()
+    assert cache.held_bytes == 0 and not owners.any()
     assert not cache._active and not cache._shared and not cache._shares._owners
     size = len(cache._blocks._free) - 1
     assert [len(free) for free in cache._blocks._free] == [0] * LEAST + [1] * (size - LEAST) + [0]
@@ -153,11 +153,10 @@ def test_the_bytes_booked_are_no_fewer_than_the_arrays_hold() -> None:
         cache.index(None)
         cache.extend(str(i), some(i, 3 * length))
     pool = cache.pool
-    pages = int((pool.links[:, 0] > 0).sum())
-    buckets = int(sum(pool.indexes[pool.indexes[:, 1] > 0, 1] + 1))
-    each = pool.text.nbytes + pool.chains.nbytes + pool.links.nbytes + pool.times.nbytes
-    each += pool.free.nbytes
-    assert pages * each / len(pool.links) + buckets * pool.heads[0].nbytes <= cache.held_bytes
+    pages, masks = int((pool.pages["owner"] > 0).sum()), pool.indexes["mask"]
+    buckets = int((masks[masks > 0] + 1).sum())
+    each = pool.text.nbytes + pool.chains.nbytes + pool.pages.nbytes + pool.free.nbytes
+    assert pages * each / len(pool.pages) + buckets * pool.heads[0].nbytes <= cache.held_bytes
 
 
 def test_blocks_split_and_joined_never_overlap() -> None:

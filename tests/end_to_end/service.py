@@ -9,12 +9,13 @@ from typing import Any
 
 import httpx
 
-from decoder.contracts.events import DraftEvent, decode_batch
+from decoder.contracts.events import decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, STATUS
 from decoder.scope_id import scope_of
 from pipelines.embedded import DRAFTER, ensure_model
+from tests.events import DraftEvent, events_of
 
 PATIENCE_S = 600.0
 
@@ -51,7 +52,7 @@ class Reader:
                 if record.topic == DRAFTS.name:
                     batch = decode_batch(record.value)
                     if (named := (batch.origin.life, batch.sequence)) not in self._known:
-                        self.events += batch.events
+                        self.events += events_of(batch)
                     self._known.add(named)  # it lies there again where an answer was lost
                 else:
                     status = decode_status(record.value)

@@ -37,17 +37,17 @@ def spy_on_the_router() -> None:
         texts[name] = {*prompt.tolist(), *output}
         start(self, name, prompt, options, output)
 
-    def observed(self: Any, outcomes: Any, *rest: Any) -> None:
+    def observed(self: Any, report: Any) -> None:
         begin = 0
-        for name, end in zip(outcomes.names, outcomes.ends.tolist(), strict=True):
-            texts.setdefault(name, set()).update(outcomes.tokens[begin:end].tolist())
+        for name, end in zip(report.names, report.advanced["end"].tolist(), strict=True):
+            texts.setdefault(name, set()).update(report.tokens[begin:end].tolist())
             begin = end
-        observe(self, outcomes, *rest)
+        observe(self, report)
 
-    def chosen(self: Any, names: Any, *rest: Any, **more: Any) -> Any:
-        decisions = choose(self, names, *rest, **more)
+    def chosen(self: Any, report: Any) -> Any:
+        decisions = choose(self, report)
         with path.open("a") as file:
-            for name, _, _, tokens in drafts_in(self, names):
+            for name, _, _, tokens in drafts_in(self, report.names):
                 file.write(f"{len({*tokens} - texts[name])}\n")
         return decisions
 

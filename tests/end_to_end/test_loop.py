@@ -17,7 +17,6 @@ import pytest
 from rich.console import Console
 
 from decoder.contracts.bundle import frequency_policy
-from decoder.contracts.events import DraftEvent
 from decoder.contracts.topics import POLICY, policy_key
 from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
@@ -27,6 +26,7 @@ from pipelines.workloads import prompts
 from tests.conftest import naive_accepted_length
 from tests.decoder.telemetry.broker import send
 from tests.end_to_end.service import Answer, Reader, ask, embedded_scope
+from tests.events import DraftEvent
 
 pytestmark = [
     pytest.mark.long,

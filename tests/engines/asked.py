@@ -118,16 +118,16 @@ def aborted(llm: Any, prompts: list[list[int]]) -> list[list[int]]:
     return [made[name] for name in names[1::2]]
 
 
-def note_sides(turns: Any) -> set[str]:
+def note_sides(interleaver: Any) -> set[str]:
     """Who decides a step, of the sides that are compared."""
-    follow, noted = turns.next, set[str]()
+    follow, noted = interleaver.next_variant, set[str]()
 
     def following(champion: Any) -> Any:
         side = follow(champion)
         noted.update([] if side is None else [side.name])
         return side
 
-    turns.next = following
+    interleaver.next_variant = following
     return noted
 
 
@@ -229,7 +229,7 @@ def main(job_file: str, result_file: str) -> None:
     threads = []
     if job["speculative_config"]:
         worker = worker_in(llm)
-        sides = note_sides(worker.router.turns)
+        sides = note_sides(worker.router.interleaver)
         runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
         noted = note_steps(runner) if on_v2 else None
         threads = [threading.Thread(target=swap_forever, args=(worker.router, stop), daemon=True)]

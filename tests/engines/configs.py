@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from decoder.engines.vllm import configured
+from decoder.engines.vllm import runner_choice
 from pipelines.embedded import DRAFTER, ensure_model
 
 Change = Callable[[Any], None]
@@ -67,4 +67,4 @@ def setting(path: str, value: Any) -> Change:
 def on_v2(config: Any) -> None:
     """Have a configuration say that vLLM has chosen its V2 runner, and our worker on it."""
     config.__class__ = type("OnV2", (type(config),), {"use_v2_model_runner": True})
-    config.parallel_config.worker_cls = next(iter(configured.WORKERS.values()))
+    config.parallel_config.worker_cls = next(iter(runner_choice.WORKERS.values()))

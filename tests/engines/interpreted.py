@@ -79,7 +79,7 @@ def install(ahead: bool | None) -> None:
     sampler.apply_top_k_top_p_triton = lambda logits, k, p, **_: plainly(logits, k, p)
     structured_outputs._apply_grammar_bitmask_kernel = _Masking()
 
-    from decoder.engines.vllm import configured, profile
+    from decoder.engines.vllm import profile, runner_choice
 
-    configured.WORKERS["vllm.v1.worker.cpu_worker.CPUWorker"] = WORKER
+    runner_choice.WORKERS["vllm.v1.worker.cpu_worker.CPUWorker"] = WORKER
     profile.CPU_SECONDS = 1.0  # type: ignore[misc]  # what kernels take here is of no use

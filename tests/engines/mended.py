@@ -118,7 +118,7 @@ def step(counts: list[int], asked: dict[str, Any]) -> tuple[float, float]:
     given = dataclasses.replace(given, **made)
     rejection = rejection_sampler.RejectionSampler(sampler.Sampler())
     # The share of what is made of some rows, where these are all that there is room for.
-    sampling.SOME_BYTES = 4 * VOCABULARY * rows  # type: ignore[misc]
+    sampling.CHUNK_BYTES = 4 * VOCABULARY * rows  # type: ignore[misc]
     with Peak() as speculative:
         rejection(metadata, None, torch.randn(rows, VOCABULARY), given)
     given = dataclasses.replace(given, spec_token_ids=[[] for _ in counts])
@@ -136,7 +136,7 @@ def peaks() -> dict[str, dict[str, tuple[float, float]]]:
     plainly = mock.patch.object(
         sampler, "batched_count_greater_than", lambda x, n: (x >= n).sum(-1)
     )
-    with plainly, mock.patch.object(sampling, "SOME_BYTES", 0):
+    with plainly, mock.patch.object(sampling, "CHUNK_BYTES", 0):
         return {
             shape: {name: step(counts, asked) for name, asked in ASKED.items()}
             for shape, counts in SHAPES.items()

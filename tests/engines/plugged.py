@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from decoder.engines.vllm.attached import adapter_of
+from decoder.engines.vllm.hooks import adapter_of
 
 if TYPE_CHECKING:  # not before the engine: it brings numba (decoder.engines.vllm.plugin says why)
     from vllm import LLM
 
-    from decoder.contracts.events import DraftEvent
     from decoder.telemetry.ring import Ring
     from decoder.worker import Worker
+    from tests.events import DraftEvent
 
 
 def real(test: Any) -> Any:
@@ -54,15 +54,15 @@ def keep_events(worker: Worker) -> Ring:
     from decoder.telemetry.ring import Ring
 
     ring = Ring(1_000_000)
-    worker.router._sink = Sink(ring)
+    worker.router.requests.sink = Sink(ring)
     return ring
 
 
 def events_in(worker: Worker) -> list[DraftEvent]:
     """The events that such a worker keeps."""
-    from tests.decoder.telemetry.telling import events_of
+    from tests.decoder.telemetry.telling import events_in
 
-    return events_of(worker.router._sink.ring)  # type: ignore[arg-type]
+    return events_in(worker.router.requests.sink.ring)  # type: ignore[arg-type]
 
 
 def worker_of(runner: Any) -> Worker:

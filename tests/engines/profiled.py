@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder.engines.vllm import profile
-from decoder.engines.vllm.attached import adapter_of
+from decoder.engines.vllm.hooks import adapter_of
 from tests.engines.plugged import engine_of, worker_in
 
 

@@ -23,7 +23,7 @@ def main(job_file: str, result_file: str) -> None:
     from vllm import LLM, SamplingParams, TokensPrompt
     from vllm.plugins import load_general_plugins
 
-    from decoder.engines.vllm import alike
+    from decoder.engines.vllm import consistency
     from tests.engines import rank_probe
 
     job = json.loads(Path(job_file).read_text())
@@ -31,7 +31,7 @@ def main(job_file: str, result_file: str) -> None:
     if job["there"]:
         load_general_plugins()  # it loads them once a process: the ranks come to theirs later
         _start_ranks_with(job["there"])
-    alike.PATIENCE_S = 10.0  # type: ignore[misc]
+    consistency.TIMEOUT_S = 10.0  # type: ignore[misc]
     llm = LLM(
         job["model"], dtype="float32", enforce_eager=True, max_model_len=512, max_num_seqs=4,
         max_num_batched_tokens=128, enable_prefix_caching=True, tensor_parallel_size=job["ranks"],

@@ -19,7 +19,7 @@ import torch
 from torch import distributed
 
 from decoder.contracts.errors import EngineError
-from decoder.engines.vllm import alike
+from decoder.engines.vllm import consistency
 from decoder.engines.vllm.plan import INLINE, Plan
 from decoder.engines.vllm.ranks import Ranks
 
@@ -114,17 +114,17 @@ def meeting(ranks: Ranks) -> dict[str, Any]:
     for case in ("alike", "names of its own", "settings", "version", "stock"):
         group = distributed.new_group(list(range(ranks.size)), backend="gloo")
         os.environ |= {"HVD_WORKER_NAME": f"{case} {ranks.rank}" if "names" in case else "worker"}
-        os.environ |= {"HVD_WORKER_SIDES": "suffix" if last and case == "settings" else "plain"}
+        os.environ |= {"HVD_WORKER_VARIANTS": "suffix" if last and case == "settings" else "plain"}
         other = last and case == "version"
-        alike.metadata = SimpleNamespace(version=lambda _, o=other: "0.0.1" if o else "0.0.2")
+        consistency.metadata = SimpleNamespace(version=lambda _, o=other: "0.0.1" if o else "0.0.2")
         told[case] = ""
         if case == "stock":
-            alike.PATIENCE_S = PATIENCE_S  # type: ignore[misc]
+            consistency.TIMEOUT_S = PATIENCE_S  # type: ignore[misc]
             if last:
                 continue
         try:
             seat = SimpleNamespace(rank_in_group=ranks.rank, world_size=ranks.size, cpu_group=group)
-            alike.meet(seat)
+            consistency.compare_ranks(seat)
         except EngineError as error:
             told[case] = str(error)
     return told

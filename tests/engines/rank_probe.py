@@ -27,7 +27,7 @@ _seen: dict[str, Any] = {}
 
 def begin(worker: Any, name: str) -> None:
     """Watch this rank, and give it its faults."""
-    from decoder.engines.vllm.attached import adapter_of
+    from decoder.engines.vllm.hooks import adapter_of
     from tests.engines.plugged import keep_events
 
     runner = worker.model_runner
@@ -66,7 +66,7 @@ def end(worker: Any) -> dict[str, Any]:
         told["cycles"], told["accepted"] = dict(counters.cycles), dict(counters.accepted)
         told["events"] = len(_seen["ring"])
         told["versions"] = ours.router.policy.version
-        told["sides"] = {name: sums.tokens for name, sums in ours.router.turns.sums.items()}
+        told["sides"] = {name: sums.tokens for name, sums in ours.router.interleaver.totals.items()}
     return told
 
 

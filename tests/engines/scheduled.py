@@ -22,7 +22,7 @@ from decoder.core.costs import LiveCosts
 from decoder.engines.vllm.requirements import longest_draft, within
 from decoder.engines.vllm.v1.adapter import V1Adapter
 from decoder.engines.vllm.v1.drafter import LateDrafter
-from decoder.engines.vllm.v1.reading import Reading
+from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
 from tests.decoder.simulated import trusting_policy
@@ -127,7 +127,7 @@ class Scheduled:
     blocks: int = 400
     late: bool = True
     capacity: int = 256  # tokens of the drafter's buffers
-    reading: Reading | None = None
+    reading: PrefillBudget | None = None
     worker: Worker = field(init=False)
 
     def __post_init__(self) -> None:
@@ -223,12 +223,12 @@ class Scheduled:
 
         out = self.scheduler.schedule()
         self.preemptions += len(out.preempted_req_ids or ())
-        self.adapter.before_step(self.runner, out)
+        self.adapter.begin_step(out)
         self._update(out)
         if not out.total_num_scheduled_tokens:
             self.scheduler.update_from_output(out, EMPTY_MODEL_RUNNER_OUTPUT)
             return
-        self.adapter.during_step(self.runner)
+        self.adapter.during_step(exposed=True)
         names = list(out.num_scheduled_tokens)
         self._fill(names)
         computed = {n: self._computed[n] for n in names}

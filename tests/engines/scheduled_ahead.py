@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +71,7 @@ class Ahead(Scheduled):
         from decoder.engines.vllm.v2.scheduler import VERIFIED
 
         self.preemptions += len(out.preempted_req_ids or ())
-        self.adapter.before_step(self.batch, out)
+        self.adapter.before_step(out.finished_req_ids)
         self.batch.begin(out)
         untouched = dict(out.num_scheduled_tokens), dict(out.scheduled_spec_decode_tokens)
         step = self.batch.trimmed(out)
@@ -80,7 +81,7 @@ class Ahead(Scheduled):
             self.computed[new.req_id] = new.num_computed_tokens
         if not step.total_num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT
-        self.adapter.during_step(self.batch)
+        self.adapter.during_step(exposed=True)
         drafts = step.scheduled_spec_decode_tokens
         names = sorted(step.num_scheduled_tokens, key=lambda name: not drafts.get(name))
         sampled = [
@@ -89,14 +90,15 @@ class Ahead(Scheduled):
         ]
         verified = self.batch.verified
         self.batch.commit(names, sampled)
-        seen = self.batch.seen(out.num_spec_tokens_to_schedule)
-        plan = self.adapter.decide(self.batch, seen, sampled)
+        most = out.num_spec_tokens_to_schedule
+        step = functools.partial(self.batch.report, names, sampled, most)
+        plan = self.adapter.decide(len(names), step)
         lengths = self.batch.chosen(names, plan)
         for name, given, length in zip(names, plan.given, lengths, strict=True):
             at = len(self.texts[name])
             model = [*self.script(name)[at : at + self.right], *[1] * length][:length]
             self.device[name] = list(given) or [int(token) for token in model]
-        self.adapter.drafted(names, lengths, plan.k if any(plan.rooms) else 0)
+        self.adapter.drafted(lengths, plan.k if any(plan.rooms) else 0)
         self.longest_seen = max(self.longest_seen, *lengths)
         made = ModelRunnerOutput(names, {n: i for i, n in enumerate(names)}, sampled)
         setattr(made, VERIFIED, verified)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from decoder.core.guards.draft_budget import COPIES
-from decoder.engines.vllm import configured
+from decoder.engines.vllm import runner_choice
 from tests.engines import interpreted
 from tests.engines.trials import (
     Ask,
@@ -228,7 +228,7 @@ def test_on_vllms_v2_runner_our_classes_are_named_and_each_method_is_scheduled_a
     method: str, made: dict[str, Any]
 ) -> None:
     found = made[f"{method} on V2"]
-    assert found["v2"] and found["ahead"] and found["scheduler"] == configured.SCHEDULER
+    assert found["v2"] and found["ahead"] and found["scheduler"] == runner_choice.SCHEDULER
     assert found["worker"] == interpreted.WORKER
 
 

@@ -12,9 +12,9 @@ from pipelines.workloads import prompts
 def test_every_method_writes_what_the_embedded_model_would() -> None:
     from decoder.engines.reference.engine import ReferenceEngine
     from decoder.engines.reference.method import METHODS, method
-    from decoder.engines.reference.recording import record
     from decoder.engines.reference.session import Session
     from pipelines.embedded import DRAFTER
+    from pipelines.lab.drafter.chains import record
     from tests.engines.tiny import learned_policy
 
     engine = ReferenceEngine.load(ensure_model(), DRAFTER)

@@ -11,11 +11,11 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from decoder.contracts.errors import EngineError, ModelError
-from decoder.drafting.eagle3 import save_head
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.generation import Sampling
 from decoder.engines.reference.method import method
 from decoder.engines.reference.session import Session
+from pipelines.lab.drafter.save import save_head
 from tests.engines.tiny import tiny_engine, tiny_head, tiny_prompt, tiny_target
 
 

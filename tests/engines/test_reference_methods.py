@@ -9,18 +9,21 @@ import pytest
 import torch
 
 from decoder.contracts.bundle import OUTPUTS, Policy
+from decoder.contracts.errors import EngineError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
 from decoder.engines.reference.generation import Generation, Sampling
-from decoder.engines.reference.method import METHODS, Method, method
+from decoder.engines.reference.method import Method
 from decoder.engines.reference.session import Session
+from decoder.experiment.interleaver import Interleaver
 from decoder.policy.pricing import CostTable
-from decoder.trial.turns import Turns
+from pipelines.replay.rivals import METHODS, method
 from tests.engines.tiny import (
     Family,
     all_methods,
     learned_policy,
+    session_of,
     tiny_engine,
     tiny_prompt,
     tiny_target,
@@ -44,7 +47,7 @@ def test_output_equals_target_only_greedy(family: Family, seed: int) -> None:
     engine, prompt = tiny_engine(seed, family), tiny_prompt(seed)
     expected = transformers_greedy(family, seed, prompt, 40)
     for m in all_methods():
-        made = Session(engine, m).generate(prompt, 40)
+        made = session_of(engine, m)[0].generate(prompt, 40)
         assert made.tokens == expected, m.name
         assert made.finish == "length"
 
@@ -52,17 +55,18 @@ def test_output_equals_target_only_greedy(family: Family, seed: int) -> None:
 def test_output_is_the_same_while_sides_alternate_every_few_steps() -> None:
     seed = 0
     engine = tiny_engine(seed)
-    session = Session(engine, method("hybrid", policy=learned_policy()), floor=Floor(True))
+    hybrid = method("hybrid", policy=learned_policy())
+    session, log = session_of(engine, hybrid, floor=Floor(True))
     trial = replace(learned_policy(), role="trial", share=0.2, threshold=0.0)
     names = ("plain", "suffix", "model", "first")
-    turns = Turns(names, 0.8, {"trial": trial}, learned_policy(), seed)
-    session.router.turns = turns
+    interleaver = Interleaver(names, 0.8, {"trial": trial}, learned_policy(), seed)
+    session.router.interleaver = interleaver
     for number in range(5):
         prompt = tiny_prompt(seed + number)
         expected = transformers_greedy("llama", seed, prompt, 60)
         assert session.generate(prompt, 60).tokens == expected
-    assert {e.side for e in session.sink} >= {"champion", "trial", *names}
-    assert turns.made > 1 and not turns.failed
+    assert {e.side for e in log.every} >= {"champion", "trial", *names}
+    assert interleaver.rounds_made > 1 and not interleaver.failures
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,7 @@ def runs() -> dict[str, list[Generation]]:
     known = [Session(engine, method("greedy")).generate(p, TOKENS).tokens for p in prompts]
     made: dict[str, list[Generation]] = {}
     for m in all_methods():
-        session = Session(engine, m)
+        session, _ = session_of(engine, m)
         made[m.name] = [session.generate(p, TOKENS) for p in prompts]
         assert [g.tokens for g in made[m.name]] == known
     return made
@@ -114,7 +118,7 @@ def test_the_same_seed_gives_the_same_sample_and_another_another() -> None:
     engine, prompt = tiny_engine(1), tiny_prompt(1)
     for m in all_methods():
         draws = [
-            Session(engine, m).generate(prompt, 20, sampling=Sampling(1.0, seed)).tokens
+            session_of(engine, m)[0].generate(prompt, 20, sampling=Sampling(1.0, seed)).tokens
             for seed in (3, 3, 4)
         ]
         assert draws[0] == draws[1] != draws[2], m.name
@@ -126,12 +130,12 @@ def test_a_request_ends_at_its_first_stop_id_at_its_limit_and_with_the_context(m
     free = transformers_greedy("llama", 2, prompt, 40)
     ends = [(free[: free.index(stop) + 1], stop, 48) for stop in sorted(set(free))[::3]]
     for expected, stop, most in [*ends, *((free[:n], None, n) for n in (1, 3, 100))]:
-        session = Session(engine, m)
+        session, log = session_of(engine, m)
         made = session.generate(prompt, most, stop_ids=frozenset({stop} - {None}))
         assert (made.tokens, made.finish) == (expected, "length" if stop is None else "stop")
         assert sum(c.accepted for c in made.cycles) + len(made.cycles) + 1 >= len(expected)
         assert session.router.counters.stopped == 1
-        assert stop is not None or all(e.censored in ("", "length") for e in session.sink)
+        assert stop is not None or all(e.censored in ("", "length") for e in log.every)
 
 
 def test_a_drafter_that_is_never_right_changes_nothing() -> None:
@@ -170,12 +174,17 @@ def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: boo
     policy = Policy("", 1, 0.0, kind="survival", layers=((nothing, breaks_off),))
     table = CostTable("dear", (1, 101), (1.0, 11.0), draft_us=0.2)
     engine, served = tiny_engine(2), Method("served", policy, model)
-    fixed = Session(engine, served, costs=LiveCosts(table, live=False))
+    fixed, log = session_of(engine, served, costs=LiveCosts(table, live=False))
     live = Session(engine, served, costs=LiveCosts(table), floor=Floor(model))
     for seed in range(2):
         prompt = tiny_prompt(seed)
         expected = Session(engine, method("greedy")).generate(prompt, 60).tokens
         assert live.generate(prompt, 60).tokens == expected
         assert fixed.generate(prompt, 60).tokens == expected
-    assert any(e.arm == "cache" and e.verified_len < e.draft_len for e in fixed.sink)
+    assert any(e.arm == "cache" and e.verified_len < e.draft_len for e in log.every)
     assert fixed.router.counters.cycles["cache"] > 5
+
+
+def test_a_method_that_decides_by_a_rule_is_not_run_without_it() -> None:
+    with pytest.raises(EngineError, match="pass it"):
+        Session(tiny_engine(0), method("buckets"))

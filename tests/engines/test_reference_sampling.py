@@ -17,11 +17,12 @@ import torch
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.generation import Sampling
-from decoder.engines.reference.method import METHODS, Method, method
+from decoder.engines.reference.method import Method
 from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE
-from tests.engines.tiny import labelling, learned_policy, tiny_head, tiny_target
+from pipelines.replay.rivals import METHODS, method
+from tests.engines.tiny import labelling, learned_policy, session_of, tiny_head, tiny_target
 
 LEAST = 5.0
 """Expected count of a cell below which the chi-square approximation is poor: such are pooled."""
@@ -113,7 +114,7 @@ def enumerated() -> dict[tuple[int, ...], float]:
 
 def sampled(m: Method, draws: int, length: int, seed: int) -> list[list[int]]:
     """Outputs of one session: earlier ones are in its suffix cache, and so among the drafts."""
-    session = Session(engine(), m)
+    session, _ = session_of(engine(), m)
     return [
         session.generate(PROMPT, length, sampling=Sampling(TEMPERATURE, seed + i)).tokens
         for i in range(draws)
@@ -152,11 +153,11 @@ def labels(threshold: float, seed: int, kind: str) -> Counter[tuple[int, int, in
     """
     prompt = [*PROMPT, *Session(engine(), method("greedy")).generate(PROMPT, 24).tokens]
     counts: Counter[tuple[int, int, int]] = Counter()
-    session = Session(engine(), labelling(threshold, model=False))
+    session, log = session_of(engine(), labelling(threshold, model=False))
     for i in range(DRAWS):
         made = session.generate(prompt, 6, sampling=Sampling(TEMPERATURE, seed + i), tenant=ALONE)
-        first = [e for e in session.sink if e.position == 1]
-        session.sink.clear()
+        first = [e for e in log.every if e.position == 1]
+        log.clear()
         for event in first:
             assert event.label == kind and not event.censored
             counts[made.tokens[0], event.draft_len, event.accepted] += 1

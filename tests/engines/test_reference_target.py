@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from decoder.engines.reference.kv_cache import KVCache
-from decoder.engines.reference.packed import PackedLinear, pack
 from decoder.engines.reference.target import Target
+from pipelines.lab.packed import PackedLinear, pack_layers
 from tests.engines.tiny import Family, tiny_prompt, tiny_target
 
 LISTENS = (1, 2, 4)
@@ -91,12 +91,12 @@ def test_a_packed_model_computes_what_it_did_and_each_row_alone() -> None:
     x = torch.randn(2, 7, 48)
     with torch.inference_mode():
         before = model(x)
-        pack(model)
+        pack_layers(model)
         after = model(x)
         alone = torch.cat([model(row[None]) for row in x.flatten(0, 1)])
     assert sum(isinstance(m, PackedLinear) for m in model.modules()) == 2
     torch.testing.assert_close(after, before)
     torch.testing.assert_close(after.flatten(0, 1), alone, rtol=1e-6, atol=1e-6)
     half = layers().to(torch.bfloat16)
-    pack(half)  # which cannot be packed
+    pack_layers(half)  # which cannot be packed
     assert not any(isinstance(m, PackedLinear) for m in half.modules())

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from decoder.core.guards.draft_budget import COPIES
 from decoder.engines.vllm.v1 import sampling
 from decoder.engines.vllm.v1.sampling import (
-    WORKED_ROW,
-    Written,
+    SORTED_ROW_COPIES,
+    TokensBefore,
     apply_penalties,
     expand_batch_to_tokens,
-    in_pieces,
-    sparing_generators,
-    sparing_others,
+    in_chunks,
+    only_where_asked,
+    without_generators,
 )
 
 
@@ -75,8 +75,8 @@ def test_log_probabilities_of_some_tokens_at_a_time_are_those_of_all(
     # what was scaled, and what was not, are told apart
     given = (sampler, 2, metadata, logits, logits[target] * 2, logits[bonus] * 3, ids)
     whole = get(*given)
-    monkeypatch.setattr(sampling, "SOME_BYTES", 4 * COPIES * vocabulary * at_once)
-    pieces = in_pieces(get)(*given)
+    monkeypatch.setattr(sampling, "CHUNK_BYTES", 4 * COPIES * vocabulary * at_once)
+    pieces = in_chunks(get)(*given)
     assert max(asked[1:]) <= at_once and sum(asked[1:]) == len(logits)
     for one, other in zip(pieces[:3], whole[:3], strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape
@@ -93,7 +93,7 @@ def test_a_seeded_request_whose_prompt_is_read_in_parts_ends_nothing() -> None:
     runner = SimpleNamespace(input_batch=SimpleNamespace(generators=generators))
     with pytest.raises(RuntimeError, match="offset"):
         bookkeeping(runner)
-    assert sparing_generators(bookkeeping)(runner) == "kept"
+    assert without_generators(bookkeeping)(runner) == "kept"
     assert runner.input_batch.generators is generators
 
 
@@ -142,7 +142,7 @@ def test_penalties_are_vllms_own_and_touch_a_few_rows_of_penalised_requests_at_a
         real(rows, *rest)
 
     monkeypatch.setattr(_custom_ops, "apply_repetition_penalties", counted)
-    monkeypatch.setattr(sampling, "SOME_BYTES", 4 * vocabulary * WORKED_ROW * at_once)
+    monkeypatch.setattr(sampling, "CHUNK_BYTES", 4 * vocabulary * SORTED_ROW_COPIES * at_once)
     for _ in range(2):  # the second time in the same batch
         touched.clear()
         ours = apply_penalties(logits.clone(), asked, metadata, repeat, lists)
@@ -172,7 +172,7 @@ def test_bad_words_are_found_in_what_is_made_where_it_is_looked_at(
     outputs, drafts = [text for text, _ in texts], [draft for _, draft in texts]
     counts = [len(draft) for draft in drafts]
     lists = RejectionSampler._combine_outputs_with_spec_tokens(outputs, drafts)
-    written = Written(outputs, drafts)
+    written = TokensBefore(outputs, drafts)
     assert list(written) == lists and len(written) == len(lists)
     theirs, ours = torch.zeros(sum(counts), 3), torch.zeros(sum(counts), 3)
     apply_bad_words_with_drafts(theirs, words, lists, counts)
@@ -201,8 +201,8 @@ def test_top_k_and_top_p_are_vllms_own_and_sort_a_few_rows_that_ask_at_a_time(
         out: torch.Tensor = apply_top_k_top_p_pytorch(rows, *limits, allow_cpu_sync=True)
         return out
 
-    monkeypatch.setattr(sampling, "SOME_BYTES", 4 * vocabulary * WORKED_ROW * at_once)
-    ours = sparing_others(apply)(logits.clone(), *limits)
+    monkeypatch.setattr(sampling, "CHUNK_BYTES", 4 * vocabulary * SORTED_ROW_COPIES * at_once)
+    ours = only_where_asked(apply)(logits.clone(), *limits)
     theirs = apply_top_k_top_p_pytorch(logits.clone(), *limits, allow_cpu_sync=True)
     assert torch.equal(ours, theirs)
     asked = (with_k & (k < vocabulary)) | (with_p & (p < 1))

@@ -14,9 +14,9 @@ import pytest
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.draft_budget import MASK_US
 from decoder.policy.pricing import CostTable
-from tests.conftest import KeepingSink
 from tests.engines.configs import config
 from tests.engines.scheduled import VOCABULARY, Scheduled
+from tests.events import KeepingLog
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
@@ -76,9 +76,9 @@ def drafted(e: Scheduled) -> list[tuple[list[str], list[int], int]]:
     """Note what the router is told after each drafting."""
     told, take = [], e.worker.router.drafted
 
-    def noting(names: Sequence[str], lengths: Sequence[int], k: int) -> None:
-        told.append((list(names), list(lengths), k))
-        take(names, lengths, k)
+    def noting(report: Any, lengths: Sequence[int], k: int) -> None:
+        told.append((list(report.names), list(lengths), k))
+        take(report, lengths, k)
 
     e.worker.router.drafted = noting  # type: ignore[method-assign]
     return told
@@ -88,17 +88,12 @@ def observed(e: Scheduled) -> list[tuple[str, int, int, int]]:
     """Note what the router is told after each verification: name, verified, length, and before."""
     told, take = [], e.worker.router.observe
 
-    def noting(outcomes: Any, tokens: int, usual: bool = True) -> None:
-        told.extend(
-            zip(
-                outcomes.names,
-                outcomes.verified.tolist(),
-                outcomes.lengths.tolist(),
-                (outcomes.lengths - np.diff(outcomes.ends, prepend=0)).tolist(),
-                strict=True,
-            )
-        )
-        take(outcomes, tokens, usual)
+    def noting(report: Any) -> None:
+        rows = report.advanced
+        before = rows["length"] - np.diff(rows["end"], prepend=0)
+        columns = (rows["verified"].tolist(), rows["length"].tolist(), before.tolist())
+        told.extend(zip(report.names, *columns, strict=True))
+        take(report)
 
     e.worker.router.observe = noting  # type: ignore[method-assign]
     return told
@@ -212,7 +207,7 @@ def test_filling_the_masks_of_a_grammar_takes_no_longer_than_a_step() -> None:
 
     def longest(plain_us: float, grammar: Any) -> int:
         e = engine(config("suffix", tokens=16))
-        e.worker.router.turns = None
+        e.worker.router.interleaver = None
         e.worker.router.costs = LiveCosts(CostTable("t", (1, 64), (plain_us, plain_us)), live=False)
         for number in range(2):
             e.ask(str(number), 40 + number, 120)
@@ -299,22 +294,22 @@ def test_a_request_that_ends_before_its_prompt_is_read_leaves_nothing_behind() -
 
 
 class Ticking(SimpleNamespace):
-    """A model runner for which time passes, in ``ticks`` us, when our adapter looks at it."""
+    """A model runner for which time passes, in ``ticks`` us, when our adapter looks at it: once."""
 
     ticks = 0.0
 
     @property
-    def max_model_len(self) -> int:  # before the router observes
+    def max_model_len(self) -> int:
         self.ticks += 100.0
         return 512
 
     @property
-    def scheduler_config(self) -> Any:  # before it chooses
+    def scheduler_config(self) -> Any:
         self.ticks += 20.0
         return self.scheduler
 
     @property
-    def effective_drafter_max_model_len(self) -> int:  # behind that
+    def effective_drafter_max_model_len(self) -> int:
         self.ticks += 3.0
         return 512
 
@@ -329,13 +324,13 @@ def test_what_the_adapter_takes_is_our_own_time_and_not_the_targets(
         given.pop(name)
     e.runner = Ticking(**given)
     router = e.worker.router
-    router.turns, router._sink = None, (sink := KeepingSink())
+    router.interleaver, router.requests.sink = None, (sink := KeepingLog())
     monkeypatch.setattr(time, "perf_counter", lambda: 1.0 + e.runner.ticks * 1e-6)
     during, drafting = e.adapter.during_step, e.draft
 
-    def target(runner: Any) -> None:
+    def target(exposed: bool) -> None:
         e.runner.ticks += 5_000.0
-        during(runner)
+        during(exposed)
 
     def drafter(**arguments: Any) -> Any:
         e.runner.ticks += 700.0
@@ -346,7 +341,7 @@ def test_what_the_adapter_takes_is_our_own_time_and_not_the_targets(
     serve(e, requests=2)
     is_whole(e)
     has_model = method == "eagle3"
-    own = 100.0 + 2 * 20.0 + 3.0 * has_model
+    own = 100.0 + 20.0 + 3.0
     assert np.median(router.counters.own_us) == pytest.approx(own)
     assert np.median(router.counters.exposed_us) == pytest.approx(own)
     took = [event.step_us for event in sink.every]

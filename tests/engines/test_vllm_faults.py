@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from decoder.core import table as tables
 from decoder.engines.vllm.adapter import RESTARTS
 from decoder.policy.rule import CACHE
-from tests.conftest import KeepingSink
 from tests.engines.configs import config
 from tests.engines.scheduled import VOCABULARY
 from tests.engines.test_vllm_adapter import ask, copying, drafted, engine, is_whole, serve
+from tests.events import KeepingLog
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
@@ -25,9 +23,10 @@ def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> No
     e = engine(config(tokens=3), late=late)
     router, choose = e.worker.router, e.worker.router.choose
 
-    def rash(names: Sequence[str], *_: Any, **__: Any) -> Any:
+    def rash(report: Any) -> Any:
         long = [VOCABULARY + 9 if i == 2 else 5 for i in range(40)]
-        chosen = choose(names)
+        report.budget, report.unable, report.waiting = None, (), 0
+        chosen = choose(report)
         chosen.rooms[:], chosen.drafts[:] = 99, 0
         chosen.lengths[chosen.arms == CACHE] = len(long)
         chosen.tokens = np.array([long], np.int32)
@@ -87,8 +86,7 @@ def test_no_exception_of_ours_reaches_vllm(verb: str, caplog: pytest.LogCaptureF
     for name, output in e.outputs.items():
         start = 40 + int(name)
         assert output == list(copying(name)[start : start + 120]) or name == "6"
-    kinds = 1 + (verb == "stop")  # which the router calls itself, too
-    assert e.worker.faults > 3 and caplog.text.count("RuntimeError: ours") == kinds
+    assert e.worker.faults > 3 and caplog.text.count("RuntimeError: ours") == 1
 
 
 def test_what_goes_wrong_with_every_request_is_told_once(
@@ -114,11 +112,11 @@ def test_a_request_that_was_left_out_is_taken_up_with_its_whole_text_twice_at_mo
         e.run(6)
         if "1" in router and "1" in e.runner.requests:
             table, slot = router.table.arrays, router.table.slots["1"]
-            length = int(table.requests[slot, tables.LENGTH])
+            length = int(table.requests["length"][slot])
             assert length == e.runner.requests["1"].num_tokens
-            seen = table.contexts[slot, -32:].tolist()
+            seen = table.requests["context"][slot].tolist()
             assert seen == list(copying("1")[length - 32 : length])
-            table.requests[slot, tables.LENGTH] -= 1  # as a fault of ours might leave it
+            table.requests["length"][slot] -= 1  # as a fault of ours might leave it
             lost.append(length)
     assert len(lost) == 1 + RESTARTS and router.counters.left_out == {"length": 3}
     assert e.outputs["1"] == list(copying("1")[41 : 41 + 300]) and e.worker.faults == 0
@@ -137,7 +135,7 @@ def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
     field: str, value: Any
 ) -> None:
     e = engine(config("suffix"))
-    e.worker.router._sink = sink = KeepingSink()
+    e.worker.router.requests.sink = sink = KeepingLog()
     propose = e.adapter.propose
 
     def other(*arguments: Any) -> Any:

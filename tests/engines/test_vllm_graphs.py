@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.engines.vllm.attached import give
+from decoder.engines.vllm.hooks import attach
 from decoder.engines.vllm.plugin import _load_model
 from decoder.settings import WorkerSettings
 from tests.engines.configs import engine
@@ -61,7 +61,7 @@ def on_a_gpu(
 
     worker = Worker(config)
     worker.model_runner = runner
-    give(runner, Scheduled(engine("suffix"), copying).adapter)
+    attach(runner, Scheduled(engine("suffix"), copying).adapter)
     _load_model(WorkerSettings(), worker.original, worker)
     kind = resolve_obj_by_qualname(f"vllm.v1.attention.backends.{backend}")
     spec = FullAttentionSpec(16, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)

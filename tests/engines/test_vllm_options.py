@@ -14,7 +14,7 @@ import pytest
 
 from decoder.contracts.identity import DIGITS
 from decoder.core.requests import RequestOptions
-from decoder.engines.vllm.asked import choice_of, options_of
+from decoder.engines.vllm.request_options import choice_of, options_of
 from decoder.settings import WorkerSettings
 from decoder.tenancy.identities import Identities, Source
 from decoder.tenancy.key import VARIABLE

@@ -14,7 +14,7 @@ import cloudpickle
 import pytest
 
 from decoder.contracts.errors import EngineError
-from decoder.engines.vllm.attached import adapter_of, give
+from decoder.engines.vllm.hooks import adapter_of, attach
 from decoder.engines.vllm.plugin import AROUND, _load_model
 from decoder.settings import WorkerSettings
 from tests.engines.configs import config, setting
@@ -53,7 +53,7 @@ def one_rank() -> Iterator[None]:
 def worker() -> Worker:
     e = Scheduled(config("suffix"), copying)
     made = Worker(e.config)
-    give(made.model_runner, e.adapter)
+    attach(made.model_runner, e.adapter)
     return made
 
 
@@ -132,7 +132,7 @@ def test_where_the_drafter_ends_cache_drafts_go_on(worker: Worker) -> None:
         ("os.environ['HVD_WORKER_TENANTS'] = 'client'",
          "rank 0 has HVD_WORKER_TENANTS client where the process that started it has "
          "HVD_WORKER_TENANTS shared: "),
-        ("give(runner, None)", "rank 0 runs without this plugin, "),  # it was not loaded there
+        ("attach(runner, None)", "rank 0 runs without this plugin, "),  # it was not loaded there
         ("sys.modules['decoder'] = None", "rank 0 runs without this plugin, "),
     ],
 )  # fmt: skip
@@ -140,8 +140,8 @@ def test_ranks_on_other_nodes_are_asked_whether_they_draft(node: str, says: str)
     """Each in a process of its own, which gets what vLLM sends: a pickled function."""
     script = (
         "import os, pickle, sys\nfrom types import SimpleNamespace\n"
-        "from decoder.engines.vllm.attached import give\n"
-        f"runner = SimpleNamespace()\ngive(runner, runner)\n{node}\n"
+        "from decoder.engines.vllm.hooks import attach\n"
+        f"runner = SimpleNamespace()\nattach(runner, runner)\n{node}\n"
         "if sys.modules['decoder'] is None:\n"
         "    for name in [name for name in sys.modules if name.startswith('decoder.')]:\n"
         "        del sys.modules[name]\n"

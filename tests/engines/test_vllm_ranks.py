@@ -88,12 +88,12 @@ def test_ranks_that_are_not_alike_find_out_without_waiting_for_each_other(ran: R
         assert first[case] == second[case] == last[case] == ""
     for rank, told in enumerate((first, second)):
         assert told["settings"].startswith(
-            f"rank 2 has HVD_WORKER_SIDES ['suffix'] where rank {rank} has HVD_WORKER_SIDES "
+            f"rank 2 has HVD_WORKER_VARIANTS ['suffix'] where rank {rank} has HVD_WORKER_VARIANTS "
             "['plain']: install the same hybrid-verified-decoding on every node"
         )
         assert f"0.0.1 where rank {rank} has hybrid-verified-decoding 0.0.2" in told["version"]
         assert told["stock"].startswith("rank 2 runs without this plugin, ")
-    assert last["settings"].startswith("rank 0 has HVD_WORKER_SIDES ['plain'] where rank 2 has")
+    assert last["settings"].startswith("rank 0 has HVD_WORKER_VARIANTS ['plain'] where rank 2 has")
 
 
 def test_a_lone_rank_talks_to_nobody() -> None:
@@ -166,7 +166,7 @@ def begun(
         "HF_HUB_OFFLINE": "1", "HVD_WORKER_ENABLED": "1" if hybrid else "0",
         # it goes by the clock: on a slow machine it kept the drafter from whole rounds
         "HVD_WORKER_FLOOR": "0", "HVD_WORKER_HOLDOUT": "0.9" if sides else "0",
-        "HVD_WORKER_SIDES": ",".join(SIDES), "HVD_WORKER_METRICS": "0",
+        "HVD_WORKER_VARIANTS": ",".join(SIDES), "HVD_WORKER_METRICS": "0",
         "HVD_WORKER_TELEMETRY": "0", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(r % 2) for r in range(ranks)),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1",

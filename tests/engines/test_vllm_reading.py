@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from decoder.core.choice import Chosen
-from decoder.engines.vllm.v1.reading import DEPTH, Reading
+from decoder.contracts.bundle import Policy
+from decoder.core.choice import Chosen, Step
+from decoder.engines.vllm.v1.prefill_budget import LIMIT, PrefillBudget
 from decoder.policy.rule import NONE
 from tests.decoder.simulated import model_alone
 from tests.engines.configs import config
@@ -21,14 +22,14 @@ from tests.engines.test_vllm_adapter import engine, is_whole, serve
 PLAIN_US = 30_000.0
 
 
-def after(reading: Reading, steps: int, tokens: int, worth_us: float) -> bool:
+def after(reading: PrefillBudget, steps: int, tokens: int, worth_us: float) -> bool:
     for _ in range(steps):
         reading.observe(tokens, 1_000.0, worth_us, PLAIN_US)
-    return reading.wanted
+    return reading.allows
 
 
 def test_it_reads_while_its_drafts_are_worth_more_than_that_takes() -> None:
-    reading = Reading(28, 1)
+    reading = PrefillBudget(28, 1)
     assert after(reading, 1, 2_000, 0.0), "a prompt is paid for at once, its drafts come after it"
     assert after(reading, 500, 100, 5_500.0)
     assert not after(reading, 500, 100, 4_500.0)
@@ -36,16 +37,16 @@ def test_it_reads_while_its_drafts_are_worth_more_than_that_takes() -> None:
 
 
 def test_no_more_is_saved_or_owed_than_a_few_steps() -> None:
-    reading = Reading(28, 1)
+    reading = PrefillBudget(28, 1)
     after(reading, 1_000, 1, 5_000.0)
-    steps = math.ceil(DEPTH * PLAIN_US / 5_000.0)
+    steps = math.ceil(LIMIT * PLAIN_US / 5_000.0)
     assert after(reading, steps - 1, 100, 0.0) and not after(reading, 2, 100, 0.0)
     after(reading, 1_000, 100, 0.0)
     assert not after(reading, steps - 1, 0, 5_000.0) and after(reading, 2, 0, 5_000.0)
 
 
 def test_a_policy_that_weighs_no_model_drafts_has_them_read() -> None:
-    reading = Reading(28, 1)
+    reading = PrefillBudget(28, 1)
     assert not after(reading, 1_000, 100, 0.0)
     assert after(reading, 1, 100_000, math.inf) and after(reading, 3, 100, math.inf)
 
@@ -54,15 +55,15 @@ def test_a_policy_that_weighs_no_model_drafts_has_them_read() -> None:
 @pytest.mark.parametrize("blocks", [400, 110])
 def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(blocks: int) -> None:
     """With as few blocks requests are preempted, and begin anew."""
-    e = engine(config(), reading=Reading(1, 70), blocks=blocks)
+    e = engine(config(), reading=PrefillBudget(1, 70), blocks=blocks)
     late, choose = e.adapter.late, e.worker.router.choose
     assert late is not None
     drafted, skipped = set[str](), set[str]()
 
-    def noting(names: Sequence[str], most: int | None, unread: Collection[str], **rest: Any) -> Any:
-        decisions = choose(names, most, unread, **rest)
-        asking = {n for n, d in zip(names, decisions, strict=True) if d.arm == "model"}
-        assert not asking & unread
+    def noting(report: Any) -> Any:
+        decisions = choose(report)
+        asking = {n for n, d in zip(report.names, decisions, strict=True) if d.arm == "model"}
+        assert not asking & report.unable
         drafted.update(asking)
         skipped.update(late.skipped)
         return decisions
@@ -75,13 +76,13 @@ def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(bloc
     assert not late.unread and not late._pieces and len(late._met) <= 4
 
 
-class Late(Reading):
+class Late(PrefillBudget):
     """An account that is overdrawn until it is ``open``."""
 
     open = False
 
     @property
-    def wanted(self) -> bool:
+    def allows(self) -> bool:
         return self.open
 
 
@@ -95,10 +96,11 @@ def alike(name: str) -> Sequence[int]:
     return tuple(own if int(name) // 100 % 2 else SYSTEM + own[:400])
 
 
-def wherever_it_can(*asked: Any, unread: Any, **rest: Any) -> Chosen:
+def wherever_it_can(policy: Policy, step: Step) -> Chosen:
     """A model draft of each request that can have one."""
-    chosen = model_alone(3)(*asked, **rest)
-    chosen.arms[unread], chosen.lengths[unread] = NONE, 0
+    chosen = model_alone(3)(policy, step)
+    for name, value in (("wanted", NONE), ("length", 0)):
+        step.candidates[name][step.unable] = value
     return chosen
 
 
@@ -112,17 +114,18 @@ class Serves:
     def __init__(self, blocks: int = 2_000, tokens: int = 16) -> None:
         self.account = Late(14, 1)
         self.e = Scheduled(config(tokens=tokens), alike, reading=self.account, blocks=blocks)
-        self.e.worker.router._choice = wherever_it_can
-        self.e.worker.router.turns = None
+        self.e.worker.router._rule = wherever_it_can
+        self.e.worker.router.interleaver = None
         self.drafted, self.blind = list[str](), set[str]()
         drafted = self.e.worker.router.drafted
 
-        def noting(names: Sequence[str], lengths: Sequence[int], k: int) -> None:
-            for name in (n for n, length in zip(names, lengths, strict=True) if k and length):
+        def noting(report: Any, lengths: Sequence[int], k: int) -> None:
+            asked = zip(report.names, lengths, strict=True)
+            for name in (n for n, length in asked if k and length):
                 self.drafted += [name] * (name not in self.drafted)
                 if not self.was_read(name):
                     self.blind.add(name)
-            drafted(names, lengths, k)
+            drafted(report, lengths, k)
 
         self.e.worker.router.drafted = noting  # type: ignore[method-assign]
 

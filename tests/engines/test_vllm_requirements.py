@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from decoder.contracts.errors import EngineError
-from decoder.engines.vllm import configured
+from decoder.engines.vllm import runner_choice
 from decoder.engines.vllm.requirements import (
     REQUIREMENTS,
     Requirement,
@@ -163,7 +163,7 @@ def test_each_row_is_what_becomes_of_a_real_configuration(
         setting("speculative_config.enable_adaptive_verification", True),
         setting("attention_config.hisparse_config", object()),
         setting("watermark_config", object()),
-        setting("parallel_config.worker_cls", next(iter(configured.WORKERS.values()))),
+        setting("parallel_config.worker_cls", next(iter(runner_choice.WORKERS.values()))),
     ],
 )
 def test_what_vllm_has_on_v2_alone_takes_it_unasked(
@@ -172,9 +172,9 @@ def test_what_vllm_has_on_v2_alone_takes_it_unasked(
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
     config = engine("suffix", num_speculative_tokens=9)
     theirs = type(config)._get_v2_model_runner_unsupported_features
-    assert len(configured.unsupported(theirs, config)) == 1
+    assert len(runner_choice.unsupported(theirs, config)) == 1
     change(config)
-    assert not configured.unsupported(theirs, config)
+    assert not runner_choice.unsupported(theirs, config)
 
 
 def test_a_models_own_min_p_is_refused_and_zero_of_the_operators_is_not(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoder.engines.vllm.v1.sampling import end_thinking, leaving_budgets, without_drafts
+from decoder.engines.vllm.v1.sampling import clearing_moved_rows, end_thinking, without_drafts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
@@ -33,7 +33,7 @@ def holder_of(drafted: bool) -> Any:
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
     class Mended(ThinkingBudgetStateHolder):  # type: ignore[misc]
-        sync_batch = leaving_budgets(ThinkingBudgetStateHolder.sync_batch)
+        sync_batch = clearing_moved_rows(ThinkingBudgetStateHolder.sync_batch)
         update_state = without_drafts(ThinkingBudgetStateHolder.update_state)
         apply_to_logits = end_thinking
 

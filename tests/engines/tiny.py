@@ -12,10 +12,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.core.choice import choose
+from decoder.core.costs import LiveCosts
+from decoder.core.guards.floor import Floor
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.method import METHODS, Method, method
+from decoder.engines.reference.method import Method
+from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
+from pipelines.replay.rivals import METHODS, method
+from tests.events import KeepingLog
 
 Family = Literal["llama", "qwen3"]
 VOCABULARY = 12
@@ -94,6 +100,15 @@ def all_methods() -> list[Method]:
     """Every method there is."""
     learned = learned_policy()
     return [method(name, policy=learned if name.startswith("hybrid") else None) for name in METHODS]
+
+
+def session_of(
+    engine: ReferenceEngine, m: Method, costs: LiveCosts | None = None, floor: Floor | None = None
+) -> tuple[Session, KeepingLog]:
+    """A session and the log of its events."""
+    rule = m.rule() if m.rule is not None else None
+    log = KeepingLog(rule.update if rule is not None else None)
+    return Session(engine, m, costs, floor, log, rule or choose), log
 
 
 def labelling(threshold: float, model: bool, **changes: Any) -> Method:

@@ -16,11 +16,9 @@ import numpy as np
 import torch
 
 from decoder.contracts.bundle import Policy, frequency_policy
-from decoder.core.table import CYCLE, LENGTH
-from decoder.engines.reference.session import Session
 from tests.conftest import random_policy
 from tests.engines.plugged import run_apart
-from tests.engines.tiny import labelling, learned_policy, tiny_engine, tiny_prompt
+from tests.engines.tiny import labelling, learned_policy, session_of, tiny_engine, tiny_prompt
 
 Drafts = dict[tuple[str, int], list[int]]
 
@@ -69,9 +67,10 @@ def note_drafts(router: Any) -> list[tuple[str, int, list[int]]]:
     noted: list[tuple[str, int, list[int]]] = []
     choose = router.choose
 
-    def choosing(names: list[str], *rest: Any, **more: Any) -> Any:
-        decisions = choose(names, *rest, **more)
-        noted.extend((told, at, tokens) for _, told, at, tokens in drafts_in(router, names))
+    def choosing(report: Any) -> Any:
+        decisions = choose(report)
+        found = drafts_in(router, report.names)
+        noted.extend((told, at, tokens) for _, told, at, tokens in found)
         return decisions
 
     router.choose = choosing
@@ -85,11 +84,11 @@ def drafts_in(router: Any, names: Sequence[str]) -> list[tuple[str, str, int, li
     for name in names:
         if name in router.table:
             table, slot = router.table.arrays, router.table.slots[name]
-            cycle = table.requests[slot, CYCLE]
+            cycle = table.requests["cycle"][slot]
             length = int(table.rows[cycle]["draft_len"]) if cycle >= 0 else 0
             if length:
                 told = router.table.options[slot].opaque or name
-                at = int(table.requests[slot, LENGTH])
+                at = int(table.requests["length"][slot])
                 found.append((name, told, at, table.drafts[cycle, :length].tolist()))
     return found
 
@@ -122,7 +121,7 @@ def tiny_trial(model: bool) -> Trial:
     """The reference engine in this process, on a random model of twelve tokens."""
     limit = 96
     engine = tiny_engine(2, max_model_len=limit)
-    session = Session(engine, labelling(0.0, model))
+    session, log = session_of(engine, labelling(0.0, model))
     asks = [Ask(f"free-{i}", tiny_prompt(i), 40) for i in range(4)]
     asks += [Ask(f"off-{i}", tiny_prompt(i), 40, speculate=False) for i in range(2)]
     asks += [Ask(f"stop-{i}", tiny_prompt(i), 40, stop_ids=[3, 8]) for i in range(4)]
@@ -137,7 +136,7 @@ def tiny_trial(model: bool) -> Trial:
         )
         for ask in asks
     ]  # fmt: skip
-    events = [e._asdict() for e in session.sink if e.draft_len]
+    events = [e._asdict() for e in log.every if e.draft_len]
     arms = {"cache", "model"} if model else {"cache"}
     tokens, finish = [g.tokens for g in made], [g.finish for g in made]
     return Trial(
@@ -161,9 +160,9 @@ def _swap_at_every_choice(router: Any) -> None:
     policies, version = itertools.cycle(swapped_policies()), itertools.count(1)
     choose = router.choose
 
-    def choosing(names: Sequence[str]) -> Any:
+    def choosing(report: Any) -> Any:
         router.policy = replace(next(policies), version=next(version))
-        return choose(names)
+        return choose(report)
 
     router.choose = choosing
 

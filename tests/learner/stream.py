@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from decoder.contracts.events import DraftEvent, Origin, encode_batch
+from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, STATUS, Topic
@@ -21,6 +21,7 @@ from learner.scope import Scope
 from learner.settings import LearnerSettings
 from tests.conftest import until
 from tests.decoder.telemetry.broker import lying, send
+from tests.events import DraftEvent, encode_events
 
 SCOPE = "scope01"
 ORIGIN = Origin(SCOPE, "w1", "1f" * 8)
@@ -38,7 +39,9 @@ def batches(
     events: Sequence[DraftEvent], size: int = 50, origin: Origin = ORIGIN, first: int = 0
 ) -> list[bytes]:
     cuts = range(0, len(events), size)
-    return [encode_batch(events[cut : cut + size], origin, first + i) for i, cut in enumerate(cuts)]
+    return [
+        encode_events(events[cut : cut + size], origin, first + i) for i, cut in enumerate(cuts)
+    ]
 
 
 def produce(

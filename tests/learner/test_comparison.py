@@ -8,7 +8,7 @@ import pytest
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Block, Round
-from decoder.trial.effect import WIDTH
+from decoder.experiment.effect import WIDTH
 from learner.comparison import ENOUGH, GAP_SECONDS, MOST, SHARE, WIDER, Comparison
 from learner.settings import LearnerSettings
 from tests.learner.rounds import rounds

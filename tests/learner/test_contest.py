@@ -11,13 +11,13 @@ import pytest
 from decoder.contracts.bundle import MAX_DRAFT, frequency_policy
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice
 from learner.clusters import Cluster
-from learner.contest import AGES, FIRST, SEATS, VOTES, Contest, Contestant, mark
+from learner.contest import AGES, FIRST, SEATS, VOTES, Contest, Contestant
 from learner.measured import NOMINAL, Costs, measure, robust_line
 from learner.registrations import registration_of
-from learner.rows import from_events
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 from learner.tune import LEAST_RATE, tuned
+from tests.events import from_events
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic, learned
 
 ROWS = from_events(Traffic(seed=4).events(30))
@@ -94,12 +94,6 @@ def test_a_champion_that_foresees_no_number_falls_to_any_that_does(value: float)
     contested.seats[0] = Contestant(learned(), 0, "quick")
     ahead = contested.advantages(ROWS, COSTS)
     assert (ahead.mean(axis=0)[[0, FIRST]] > 0).all() and np.isfinite(ahead).all()
-
-
-def test_a_name_or_a_version_makes_no_other_policy() -> None:
-    assert mark(learned()) == mark(replace(learned(), version=7, scope="t", publication=3))
-    other = replace(COUNTING, threshold=3.0)
-    assert len({mark(p) for p in (learned(), COUNTING, other)}) == 3
 
 
 def _seated() -> Contest:

@@ -20,7 +20,7 @@ from learner.contest import AGES, SEATS, Contest, Contestant
 from learner.drift import Alarm, Detector, beyond
 from learner.evidence import Bets
 from learner.losses import faced
-from learner.rows import from_events
+from tests.events import from_events
 from tests.learner.traffic import Traffic
 
 RUNS = 100

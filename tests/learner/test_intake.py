@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import LIMITS, Source, encode_batch
+from decoder.contracts.events import Source
 from decoder.contracts.features import FEATURES
+from decoder.contracts.fields import LIMITS
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import first_policy
 from learner.lessons import Intake, encode_lessons, lessons_of
@@ -22,12 +23,13 @@ from learner.scope import Scope
 from learner.settings import LearnerSettings
 from learner.source import Fetched
 from pipelines.machine import free_port
+from tests.events import encode_events
 from tests.learner.stream import ORIGIN, batches
 from tests.learner.traffic import Traffic
 
 EVENTS = Traffic(seed=3).events(8)
 NOW_MS = 1_000
-WIRE = json.loads(encode_batch(EVENTS[:8], ORIGIN, 0))
+WIRE = json.loads(encode_events(EVENTS[:8], ORIGIN, 0))
 DEEP = 50_000
 WORST = [*(2**n for n in (31, 40, 53, 63)), 10**400, -1, -(2**40), 1e300, -1e300, 0, 1, "NaN"]
 WORST += [None, [], {}]  # type: ignore[list-item]
@@ -177,7 +179,7 @@ def test_a_lesson_is_known_again_whatever_lies_between_and_whoever_goes_on() -> 
 
 def test_nothing_on_the_topic_of_lessons_ends_an_intake_and_drafts_are_no_lessons() -> None:
     intake = Intake(Kept(), relayed=True)
-    wire = json.loads(relayed(encode_batch(EVENTS[:8], ORIGIN, 0)) or b"")
+    wire = json.loads(relayed(encode_events(EVENTS[:8], ORIGIN, 0)) or b"")
     wrong: list[Any] = [-1, 2**70, 0.5, 1e-320, "1", None, [], {}]
     sources = [{**wire["source"], name: w} for name in wire["source"] for w in wrong if w != 0.5]
     bad = [json.dumps({**wire, "source": told}).encode() for told in [*sources, *wrong]]
@@ -193,5 +195,5 @@ def test_a_stamp_in_another_unit_refuses_no_event_and_admits_none_of_another_cen
 ) -> None:
     now, later = EVENTS[0]._replace(time=time.time()), EVENTS[0]._replace(time=4e9)
     for sequence, (event, admitted) in enumerate([(now, True), (later, False)]):
-        value = encode_batch([event], ORIGIN, sequence)
+        value = encode_events([event], ORIGIN, sequence)
         assert (intake.admit(Fetched(0, 0, stamp, b"w", value)) is not None) == admitted

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kafka.errors import KafkaTimeoutError
 
-from decoder.contracts.events import Origin, encode_batch
+from decoder.contracts.events import Origin
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DEAD, POLICY, STATUS, policy_key
 from decoder.contracts.trials import SUFFIX
@@ -22,10 +22,10 @@ from learner.loop import Learner
 from learner.registrations import Registration
 from learner.registry import Registry, digest_of
 from learner.rollout import Rollout
-from learner.rows import from_events
 from learner.scope import Scope
 from learner.scopes import Scopes
 from tests.conftest import random_policy
+from tests.events import encode_events, from_events
 from tests.learner.stage import WARNINGS, Stage, champion_of, client_of
 from tests.learner.stream import (
     ORIGIN,
@@ -229,7 +229,7 @@ def test_what_cannot_be_learned_from_ends_nothing(
     features = np.zeros_like(EVENTS[0].features)
     odd = EVENTS[0]._replace(draft_len=77, accepted=0, features=features)
     stock = [odd, *(e._replace(side=SUFFIX) for e in EVENTS[300:305])]
-    produce(bare.kafka, [encode_batch(stock, ORIGIN, 4), *batches(EVENTS[200:300], first=5)])
+    produce(bare.kafka, [encode_events(stock, ORIGIN, 4), *batches(EVENTS[200:300], first=5)])
     step_until(learner, lambda: learner.source.offsets == {0: 7})
     assert learner.faults == 1 and total_of(learner) == 300
     last = reported(bare.kafka, learner)

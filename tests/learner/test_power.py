@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Block, Round
-from decoder.trial.effect import FORETOLD, WIDTH
+from decoder.experiment.effect import FORETOLD, WIDTH
 from learner.comparison import Comparison, Table
 from learner.settings import LearnerSettings
 from tests.learner.test_evidence import LENGTH, SKEWS, passes

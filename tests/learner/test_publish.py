@@ -10,13 +10,13 @@ import pytest
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import TopicAlreadyExistsError
 
-from decoder.complaints import Complaints
 from decoder.contracts.bundle import LAST_PUBLICATION
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import POLICY
 from decoder.kafka import compacted
+from decoder.limited_log import LimitedLog
 from decoder.policy.probes import to_bytes
 from learner import publish
 from learner.publish import PolicyPublisher, StatusProducer
@@ -141,7 +141,7 @@ def test_what_the_topic_does_not_keep_is_published_again_ever_later_and_said_onc
 ) -> None:
     monkeypatch.setattr(publish, "time", clock)
     publisher = PolicyPublisher(broker.kafka)
-    publisher._complaints = Complaints(lambda: 0.0)
+    publisher._limited_log = LimitedLog(lambda: 0.0)
     made, sent_at = random_policy(version=4, scope="a"), list[float]()
     while len(sent_at) < 10:
         publisher.publish(made, 1)

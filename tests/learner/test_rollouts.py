@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from decoder.contracts.bundle import unpack
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.topics import POLICY, TRIALS, policy_key
-from decoder.trial.effect import UNKNOWN, Effect
+from decoder.experiment.effect import UNKNOWN, Effect
 from learner import comparison, lease
 from learner.registrations import Registration
 from learner.registry import Standing, digest_of

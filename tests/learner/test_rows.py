@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
-from decoder.contracts.events import Origin, decode_batch, encode_batch
-from decoder.contracts.trials import HOLDOUT_SIDES, OWN_DRAFTS, SUFFIX
-from decoder.trial.sides import STOCK
+from decoder.contracts.events import Origin, decode_batch
+from decoder.contracts.trials import HOLDOUT_VARIANTS, OWN_DRAFTS, SUFFIX
+from decoder.experiment.variants import STOCK
+from decoder.policy.rule import ARMS
 from learner import sequences
 from learner.checkpoint import made, pack, unpack
 from learner.lessons import lessons_of
-from learner.rows import COLUMNS, Buffer, Rows, from_batch, from_events
+from learner.rows import COLUMNS, Buffer, Rows, from_batch, hash_id
 from learner.sequences import Sequences
 from learner.shares import Shares
 from learner.source import Fetched
-from tests.decoder.trial.test_router_turns import decode, playing
+from tests.decoder.experiment.test_router_variants import decode, playing
+from tests.events import DraftEvent, encode_events, events_of, from_events
 from tests.learner.traffic import NAMES, Traffic
 
 EVENTS = Traffic(seed=4).events(6)
@@ -29,26 +33,43 @@ RATED = EVENTS[1]._replace(
 
 
 def test_columns_are_those_of_the_events() -> None:
-    batch = decode_batch(encode_batch([PLAIN, *EVENTS, RATED], Origin("s", "w", "1f"), 0))
-    rows, twin = from_batch(batch), from_events(batch.events)
+    batch = decode_batch(encode_events([PLAIN, *EVENTS, RATED], Origin("s", "w", "1f"), 0))
+    rows, events = from_batch(batch), [e for e in events_of(batch) if e.draft_len]
     assert len(rows) == len(EVENTS) + 1 and np.isfinite(rows.rate).sum() == 1
+    twin: dict[str, list[Any]] = {
+        name: [getattr(event, name) for event in events]
+        for name in COLUMNS
+        if name in DraftEvent._fields
+    }
+    twin |= {
+        "request": [hash_id(e.request) for e in events],
+        "session": [hash_id(e.session or e.request) for e in events],
+        "rate": [e.parameter if e.parameter_name == "rate" else np.nan for e in events],
+        "censored": [e.censored != "" for e in events],
+        "arm": [ARMS.index(e.arm) if e.arm in ARMS else len(ARMS) for e in events],
+        "model_expected": [e.predicted_model for e in events],
+        "model_accepted": [
+            np.nan if e.model_accepted is None else e.model_accepted for e in events
+        ],
+    }
+    assert twin.keys() == set(COLUMNS)
     for name in COLUMNS:
-        mine, other = getattr(rows, name), getattr(twin, name)
-        assert mine.dtype == other.dtype and np.array_equal(mine, other, equal_nan=True), name
+        mine = getattr(rows, name)
+        assert np.array_equal(mine, np.asarray(twin[name], mine.dtype), equal_nan=True), name
 
 
 def test_drafts_of_a_side_with_limits_of_its_own_are_no_rows() -> None:
     sides = ["", CHAMPION, TRIAL, FIRST, SUFFIX, "of a later version"]
     events = [e._replace(side=side) for e, side in zip(EVENTS, sides, strict=False)]
-    batch = decode_batch(encode_batch([PLAIN, *events], Origin("s", "w", "1f"), 0))
+    batch = decode_batch(encode_events([PLAIN, *events], Origin("s", "w", "1f"), 0))
     rows = from_batch(batch)
     assert np.allclose(rows.features, from_events(events[:4]).features, atol=1e-4)
-    assert len(from_events(batch.events)) == len(rows) == 4
+    assert len(from_events(events_of(batch))) == len(rows) == 4
 
 
 def test_whoever_is_shown_the_workers_own_drafts_is_learned_from() -> None:
-    shown = {name: side.shown for name, side in STOCK.items()}
-    for name in (CHAMPION, TRIAL, *HOLDOUT_SIDES):
+    shown = {name: side.draft_source for name, side in STOCK.items()}
+    for name in (CHAMPION, TRIAL, *HOLDOUT_VARIANTS):
         assert (name in OWN_DRAFTS) == (shown.get(name, "worker") == "worker"), name
 
 
@@ -56,7 +77,7 @@ def test_what_a_worker_tells_of_compared_sides_is_learned_from_by_its_own_limits
     router = playing((SUFFIX,))
     decode(router, 30)
     sink = router.kept
-    told = decode_batch(encode_batch(sink.every, Origin("s", "w", "1f"), 0))
+    told = decode_batch(encode_events(sink.every, Origin("s", "w", "1f"), 0))
     rows = from_batch(told)
     stock = [e for e in sink.events if e.side == SUFFIX]
     assert max(e.draft_len for e in stock) <= 24 < rows.draft_len.max()
@@ -115,7 +136,7 @@ def test_clocks_apart_change_nothing_of_how_many_are_learned_from() -> None:
                 )
                 for i, e in enumerate(events)
             ]
-            value = encode_batch(told, Origin("s", "w", f"{life:02x}"), second)
+            value = encode_events(told, Origin("s", "w", f"{life:02x}"), second)
             lessons = lessons_of(Fetched(0, 0, 0, None, value), shares, 1e9 + second)
             whole = np.isin(from_events(told).request, lessons.rows.request)
             assert whole.sum() == len(lessons.rows) and lessons.drafts == 500

@@ -15,12 +15,13 @@ from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint, scopes, state, train
-from learner.contest import FIRST, Contestant, mark
+from learner.contest import FIRST, Contestant
 from learner.learners import CAREFUL, QUICK
-from learner.rows import Rows, from_events, joined
+from learner.rows import Rows, joined
 from learner.scope import BLOCK, Scope
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
+from tests.events import from_events
 from tests.learner.stream import kept
 from tests.learner.traffic import Traffic
 
@@ -119,7 +120,7 @@ def test_the_first_policy_comes_back_when_the_traffic_does(first: Policy) -> Non
     assert served(scope, rows_of(60, seed=6, sign=-1)) == []
     won = served(scope, rows_of(60, seed=7), each=20)
     assert won[-1].origin == "first"
-    assert mark(scope.champion) == mark(first) and scope.contest.seats[FIRST] is None
+    assert scope.champion.digest == first.digest and scope.contest.seats[FIRST] is None
 
 
 def test_what_a_person_serves_is_learned_on_from(first: Policy) -> None:

@@ -11,11 +11,11 @@ import pytest
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from decoder.kafka import clients
 from decoder.kafka.clients import ANSWER_MS, GLANCE_MS
+from decoder.limited_log import LimitedLog
 from learner import source as sources
 from learner.source import EventSource, Fetched
 from tests.conftest import until
@@ -51,7 +51,7 @@ def read_all(source: EventSource, count: int) -> list[bytes]:
 def test_what_cannot_be_unpacked_is_passed_over_counted_and_said(
     broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "_complaints", Complaints())
+    monkeypatch.setattr(clients, "_limited_log", LimitedLog())
     whole = batches(EVENTS)
     produce(broker.kafka, whole[:2])
     produce_unreadable(broker.kafka)

@@ -17,7 +17,8 @@ from decoder.policy.estimate import predict
 from decoder.policy.first import first_policy
 from learner import train, tune
 from learner.losses import faced, payoff_loss, survival_likelihood, survival_loss
-from learner.rows import Rows, from_events, joined
+from learner.rows import Rows, joined
+from tests.events import from_events
 from tests.learner.traffic import Traffic
 
 ROWS = from_events(Traffic(seed=1).events(60))

@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 
 from decoder.contracts.bundle import Policy
-from decoder.contracts.events import DraftEvent
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.contracts.identity import Pseudonyms
 from learner import train
-from learner.rows import from_events, hash_id
+from learner.rows import hash_id
+from tests.events import DraftEvent, from_events
 
 SCORE, DRAFT_LEN, LAST = (FEATURES.index(n) for n in ("score", "draft_len", "payoff_last"))
 NAMES = Pseudonyms(b"of these tests")

@@ -15,12 +15,12 @@ import lz4.frame
 import pytest
 from kafka import TopicPartition
 
-from decoder.complaints import Complaints
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from decoder.kafka import clients
 from decoder.kafka.clients import close, fetch, open_consumer
-from decoder.kafka.unpacking import MOST_BYTES, Unreadable
+from decoder.kafka.codec import MOST_BYTES, Unreadable
+from decoder.limited_log import LimitedLog
 from tests import raw_batches as raw
 from tests.conftest import until
 from tests.decoder.telemetry import broker
@@ -179,7 +179,7 @@ def check(reader: Reader, damaged: bytes, said: str) -> list[Unreadable]:
 
 @pytest.fixture(autouse=True)
 def said_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_complaints", Complaints())
+    monkeypatch.setattr(clients, "_limited_log", LimitedLog())
 
 
 @pytest.mark.parametrize("case", CASES)

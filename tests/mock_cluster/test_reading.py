@@ -12,7 +12,6 @@ import pytest
 from decoder.admission import Admission
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import BrokerError
-from decoder.contracts.events import encode_batch
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import DEAD, DRAFTS, LEASE, POLICY, STATUS
 from decoder.feed import PolicyFeed
@@ -28,6 +27,7 @@ from pipelines.watch.ledger import Ledger, Observer
 from tests.conftest import until
 from tests.contracts.test_events import ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import consumed, send
+from tests.events import encode_events
 from tests.mock_cluster.cluster import DISCONNECT, FETCH, METADATA, PRODUCE, MockCluster
 
 pytestmark = [
@@ -108,7 +108,7 @@ def received(source: EventSource, count: int) -> list[Fetched]:
 
 def test_a_learner_reads_each_record_once_through_every_trouble(cluster: MockCluster) -> None:
     def record(number: int) -> bytes:
-        return encode_batch([PLAIN._replace(number=number)], ORIGIN, number // 2)
+        return encode_events([PLAIN._replace(number=number)], ORIGIN, number // 2)
 
     source = EventSource(cluster.kafka, {})
     intake, events = Intake(DeadLetters(cluster.kafka)), 0

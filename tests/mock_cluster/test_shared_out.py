@@ -18,7 +18,7 @@ import pytest
 from kafka.partitioner.default import murmur2
 
 from decoder.contracts.bundle import unpack
-from decoder.contracts.events import Origin, decode_batch, encode_batch
+from decoder.contracts.events import Origin, decode_batch
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, LESSONS, POLICY, STATUS
 from decoder.kafka.clients import close, fetch, open_consumer, open_producer, places_of
@@ -26,6 +26,7 @@ from learner import group, intake
 from tests import raw_batches as raw
 from tests.conftest import until
 from tests.decoder.telemetry.broker import lying, send
+from tests.events import encode_events
 from tests.learner.stage import WARNINGS
 from tests.learner.stream import batches
 from tests.learner.traffic import Traffic
@@ -102,7 +103,7 @@ class Fleet:
                 part = events[n * RECORD : (n + 1) * RECORD]
                 self.producer.send(
                     DRAFTS.name, partition=number % PARTITIONS,
-                    value=encode_batch(part, origin, number // PARTITIONS),
+                    value=encode_events(part, origin, number // PARTITIONS),
                 )  # fmt: skip
             self.sent[scope] += records * RECORD
         self.producer.send(DRAFTS.name, value=b"poison")

@@ -109,7 +109,7 @@ def hybrid(folder: Path) -> Iterator[tuple[Server, KafkaSettings]]:
         # What is pushed decides: the floor would relieve a policy that never or always drafts.
         "HVD_WORKER_FLOOR": "0",
         "HVD_WORKER_HOLDOUT": "0.3",
-        "HVD_WORKER_SIDES": ",".join(SIDES),
+        "HVD_WORKER_VARIANTS": ",".join(SIDES),
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     child = start_broker(kafka_port, folder / "broker", folder / "broker.log")

@@ -14,14 +14,14 @@ is relieved by it at once; it is still asked in the shadow, and is back when it 
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import compiled
+from decoder.compiled import ConstantArray, compiled, entry_point
 from decoder.contracts.bundle import MAX_DRAFT
-from decoder.contracts.features import FEATURES
+from decoder.contracts.features import FEATURE_ROW
 from decoder.drafting.matches import BACK
 from decoder.policy.loops import drafting_time, part, token_value, verifying
 from decoder.policy.rule import CACHE, MODEL
@@ -29,15 +29,30 @@ from decoder.policy.rule import CACHE, MODEL
 Option = Literal["policy", "none", "model", "cache"]
 OPTIONS: Final[tuple[Option, ...]] = ("policy", "none", "model", "cache")
 POLICY, NOTHING, MODELLED, CACHED = range(4)
-IN_FORCE, FALLS, HAS_MODEL = range(3)
-"""Of a floor's whole numbers."""
-TOKENS, REQUESTS, CYCLES, COMMITTED, TIME = 0, 1, 2, 3, 7
-"""Of a stretch, consecutive cycles of one request: tokens that were committed, requests that shared
-its steps, cycles, and from there on what each option would have committed in what time."""
-WIDTH: Final = TIME + len(OPTIONS)
+FLOOR: Final = np.dtype(
+    [
+        ("in_force", "i8"),  # the option that decides
+        ("falls", "i8"),  # times that the policy was replaced
+        ("has_model", "i8"),
+        ("needed", "f8", (len(OPTIONS),)),  # steps that each option needed lately
+        ("ahead", "f8", (len(OPTIONS),)),  # by how many it is ahead of the one in force
+    ],
+    align=True,
+)
+WINDOW: Final = np.dtype(
+    [
+        ("tokens", "f8"),  # committed
+        ("requests", "f8"),  # that shared its steps
+        ("cycles", "f8"),
+        ("committed", "f8", (len(OPTIONS),)),  # what each option would have committed
+        ("time", "f8", (len(OPTIONS),)),  # in so many microseconds
+    ],
+    align=True,
+)
+"""Of consecutive cycles of one request."""
 
 STRETCH: Final = 8
-"""Cycles of a request taken as one stretch, as the learner takes them."""
+"""Cycles of a request taken as one window, as the learner takes them."""
 DECAY: Final = 0.9
 """Weight of the past at each new stretch in what is reported: about eighty cycles."""
 EVIDENCE: Final = 8.0
@@ -55,20 +70,23 @@ PLAIN_EVERY: Final = 16
 CUTS: Final = tuple(0.6 * 0.8**k for k in range(11))
 """Chances below which a token of a draft is not verified, of which the best for a step is taken."""
 _SUMS: Final = np.append(0.0, np.cumsum(1.0 / np.arange(1, BACK + MAX_DRAFT + 1)))
-_FIRST, _MATCH, _LENGTH = (FEATURES.index(name) for name in ("prob_1", "match_len", "draft_len"))
 
 
-@compiled()
-def cut_at(features: NDArray[np.float32], least: float) -> int:
+@compiled
+def cut_at(features: Any, least: float) -> int:
     """Tokens of a cache draft whose chance is at least so much: what matched for n tokens goes on
     for j more with the chance n / (n + j), if its first token, by its counted chance, is right."""
-    longest = features[_MATCH] * max(features[_FIRST] / least - 1.0, 0.0)
-    return int(min(longest, features[_LENGTH]))
+    longest = features["match_len"] * max(features["prob_1"] / least - 1.0, 0.0)
+    return int(min(longest, features["draft_len"]))
 
 
-@compiled()
+@entry_point
 def lengths_worth(
-    features: NDArray[np.float32], rows: int, beside: int, rate: float, dense: NDArray[np.float64]
+    drafts: Annotated[NDArray[Any], FEATURE_ROW],
+    rows: int,
+    beside: int,
+    rate: float,
+    dense: ConstantArray,
 ) -> NDArray[np.int64]:
     """Tokens [m] that the cache arm verifies of drafts, whatever a policy expects of them.
 
@@ -76,7 +94,7 @@ def lengths_worth(
     processor, at three requests, they made 0.78 of what stock suffix decoding did.
 
     Args:
-        features: [m, features] of the drafts.
+        drafts: features [m].
         rows, beside: requests of the step, and tokens of prompts that it reads.
         rate, dense: in force.
     """
@@ -84,37 +102,25 @@ def lengths_worth(
     best, found = 0.0, 1.0
     for least in CUTS:
         tokens, gain = 0, 0.0
-        for row in features:
-            length, match = cut_at(row, least), int(row[_MATCH])
+        for i in range(len(drafts)):
+            row = drafts[i]
+            length, match = cut_at(row, least), int(row["match_len"])
             tokens += length
             upto = min(match + length, BACK + MAX_DRAFT)
-            gain += row[_FIRST] * match * (_SUMS[upto] - _SUMS[match])
+            gain += row["prob_1"] * match * (_SUMS[upto] - _SUMS[match])
         gain = gain * value - (verifying(rows + beside + tokens, dense) - plain)
         if gain > best:
             best, found = gain, least
-    lengths = np.empty(len(features), np.int64)
-    for i in range(len(features)):
-        lengths[i] = cut_at(features[i], found)
+    lengths = np.empty(len(drafts), np.int64)
+    for i in range(len(drafts)):
+        lengths[i] = cut_at(drafts[i], found)
     return lengths
 
 
-@compiled()
+@compiled
 def outcomes_of(
-    arm: int,
-    wanted: int,
-    wanted_len: int,
-    all_wanted: int,
-    all_cached: int,
-    drafting: int,
-    model_len: int,
-    beside: int,
-    batch: int,
-    cached_len: int,
-    accepted: int,
-    verified: int,
-    drafted: int,
-    seen: int,
-    payoff: float,
+    cycle: Any,
+    event: Any,
     dense: NDArray[np.float64],
     prices: tuple[float, float, float],
     outcomes: NDArray[np.float64],
@@ -126,43 +132,43 @@ def outcomes_of(
     would have come about for no option: it brings nothing, and costs drafting if that was done.
 
     Args:
-        arm to beside: of the cycle, as :mod:`decoder.core.table` has them.
-        seen: of a verified model draft accepted, -1 for none; ``payoff`` was expected.
+        cycle, event: its rows in the table.
         dense, prices: of the cost table in force.
     """
+    step, batch, beside = cycle["step"], int(event["batch_size"]), cycle["step"]["prefill_tokens"]
+    model_len, cached_len = step["model_len"], cycle["cached_len"]
     for option in range(len(outcomes)):
         outcomes[option, 0] = 1.0
         outcomes[option, 1] = part(batch, 0, 0, 0.0, 1, beside, dense)
-    outcomes[CACHED, 0] = 1.0 + min(accepted, cached_len)
-    outcomes[CACHED, 1] = part(batch, cached_len, all_cached, 0.0, 1, beside, dense)
+    outcomes[CACHED, 0] = 1.0 + min(event["accepted"], cached_len)
+    outcomes[CACHED, 1] = part(batch, cached_len, step["all_cached"], 0.0, 1, beside, dense)
     if model_len:
-        brings, length = float(seen) if seen >= 0 else payoff, model_len
+        seen = event["model_accepted"]  # -1: none was verified
+        brings, length = float(seen) if seen >= 0 else event["predicted_model"], model_len
         time = drafting_time(model_len, batch, prices)
-        if arm == MODEL and not verified:
+        if cycle["arm"] == MODEL and not event["verified_len"]:
             brings, length = 0.0, 0
-            time = time if drafted else 0.0
+            time = time if event["drafted_len"] else 0.0
         outcomes[MODELLED, 0] = 1.0 + brings
         outcomes[MODELLED, 1] = part(batch, length, model_len * batch, time, batch, beside, dense)
-        if wanted == MODEL:
+        if cycle["wanted"] == MODEL:
+            mine = part(batch, length, step["all_wanted"], time, step["drafting"], beside, dense)
             outcomes[POLICY, 0] = 1.0 + brings
-            outcomes[POLICY, 1] = part(batch, length, all_wanted, time, drafting, beside, dense)
-    if wanted == CACHE:
-        outcomes[POLICY, 0] = 1.0 + min(accepted, wanted_len)
-        outcomes[POLICY, 1] = part(batch, wanted_len, all_wanted, 0.0, 1, beside, dense)
+            outcomes[POLICY, 1] = mine
+    if cycle["wanted"] == CACHE:
+        wanted_len = cycle["wanted_len"]
+        mine = part(batch, wanted_len, step["all_wanted"], 0.0, 1, beside, dense)
+        outcomes[POLICY, 0] = 1.0 + min(event["accepted"], wanted_len)
+        outcomes[POLICY, 1] = mine
 
 
-@compiled()
-def judge(
-    steps: NDArray[np.float64],
-    needed: NDArray[np.float64],
-    ahead: NDArray[np.float64],
-    floor: NDArray[np.int64],
-) -> None:
-    """Weigh a stretch for which each option needs so many ``steps``. Mutates the rest."""
-    mine = steps[floor[IN_FORCE]]
+@compiled
+def judge(floor: Any, steps: NDArray[np.float64]) -> None:
+    """Weigh a window for which each option needs so many ``steps``. Mutates ``floor``."""
+    needed, ahead, mine = floor["needed"], floor["ahead"], steps[floor["in_force"]]
     for option in range(len(steps)):
         needed[option] = DECAY * needed[option] + steps[option]
-        if option == MODELLED and not floor[HAS_MODEL]:
+        if option == MODELLED and not floor["has_model"]:
             continue
         theirs = steps[option] if option == POLICY else steps[option] * (1.0 + TOLERANCE)
         ahead[option] = max(ahead[option] + mine - theirs, 0.0)
@@ -170,68 +176,73 @@ def judge(
     for option in (MODELLED, CACHED):
         if ahead[option] > ahead[best]:
             best = option
-    if floor[IN_FORCE] != POLICY and ahead[POLICY] > EVIDENCE:
+    if floor["in_force"] != POLICY and ahead[POLICY] > EVIDENCE:
         best = POLICY
     if ahead[best] > EVIDENCE:
-        floor[FALLS] += floor[IN_FORCE] == POLICY
-        floor[IN_FORCE] = best
+        floor["falls"] += floor["in_force"] == POLICY
+        floor["in_force"] = best
         ahead[:] = 0.0
 
 
-@compiled()
-def add(
-    stretch: NDArray[np.float64],
-    committed: int,
-    outcomes: NDArray[np.float64],
-    batch: int,
-    needed: NDArray[np.float64],
-    ahead: NDArray[np.float64],
-    floor: NDArray[np.int64],
-) -> None:
-    """Add one cycle of a step of ``batch`` requests to a stretch, and judge when that is full.
-    Mutates all but ``outcomes``."""
-    stretch[CYCLES] += 1.0
-    stretch[REQUESTS] += batch
-    stretch[TOKENS] += committed
+@compiled
+def add(floor: Any, window: Any, committed: int, outcomes: NDArray[np.float64], batch: int) -> None:
+    """Add one cycle of a step of ``batch`` requests to a window, and judge when that is full.
+    Mutates ``floor`` and ``window``."""
+    window["cycles"] += 1.0
+    window["requests"] += batch
+    window["tokens"] += committed
     for option in range(len(outcomes)):
-        stretch[COMMITTED + option] += outcomes[option, 0]
-        stretch[TIME + option] += outcomes[option, 1]
-    cycles = stretch[CYCLES]
+        window["committed"][option] += outcomes[option, 0]
+        window["time"][option] += outcomes[option, 1]
+    cycles = window["cycles"]
     if cycles >= STRETCH:
-        plain = stretch[TIME + NOTHING] / cycles * (stretch[REQUESTS] / cycles)
+        plain = window["time"][NOTHING] / cycles * (window["requests"] / cycles)
         steps = np.empty(len(outcomes))
         for option in range(len(outcomes)):
-            time = stretch[TOKENS] * stretch[TIME + option]
-            steps[option] = time / (stretch[COMMITTED + option] * plain)
-        stretch[:] = 0.0
-        judge(steps, needed, ahead, floor)
+            time = window["tokens"] * window["time"][option]
+            steps[option] = time / (window["committed"][option] * plain)
+        window["cycles"] = window["requests"] = window["tokens"] = 0.0
+        window["committed"][:] = 0.0
+        window["time"][:] = 0.0
+        judge(floor, steps)
 
 
 class Floor:
     """Compares the policy with the fixed arms of one worker. Written by the engine's thread."""
 
     def __init__(self, has_model: bool) -> None:
-        self.needed, self.ahead = np.zeros(len(OPTIONS)), np.zeros(len(OPTIONS))
-        """Steps that each option needed lately, and by how much it is ahead of the one in force."""
-        self.state = np.array([POLICY, 0, has_model], np.int64)
+        self.state = np.zeros(1, FLOOR)
+        self.state["has_model"] = has_model
+
+    @property
+    def needed(self) -> NDArray[np.float64]:
+        """Steps that each option needed lately."""
+        steps: NDArray[np.float64] = self.state["needed"][0]
+        return steps
+
+    @property
+    def ahead(self) -> NDArray[np.float64]:
+        """Steps that each option is ahead of the one in force."""
+        steps: NDArray[np.float64] = self.state["ahead"][0]
+        return steps
 
     @property
     def in_force(self) -> Option:
         """Who decides."""
-        return OPTIONS[int(self.state[IN_FORCE])]
+        return OPTIONS[int(self.state["in_force"][0])]
 
     @in_force.setter
     def in_force(self, option: Option) -> None:
-        self.state[IN_FORCE] = OPTIONS.index(option)
+        self.state["in_force"] = OPTIONS.index(option)
 
     @property
     def falls(self) -> int:
         """Times the policy was relieved."""
-        return int(self.state[FALLS])
+        return int(self.state["falls"][0])
 
     @property
     def advantage(self) -> float:
         """Time of the best fixed arm over the policy's on recent stretches; above 1 is ahead."""
-        fixed = [NOTHING, CACHED, *([MODELLED] if self.state[HAS_MODEL] else [])]
+        fixed = [NOTHING, CACHED, *([MODELLED] if self.state["has_model"][0] else [])]
         mine = float(self.needed[POLICY])
         return float(self.needed[fixed].min()) / mine if mine > 0 else 1.0

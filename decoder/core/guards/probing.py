@@ -9,27 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY, Floor
+from decoder.core.guards.floor import DOUBT, PLAIN_EVERY, PROBE_EVERY
 from decoder.core.payoff.model_arm import ModelArm
 from decoder.policy.rule import CACHE, MODEL, NONE, Arms
 
 Who = NDArray[np.int64]
-
-
-def relieved(arms: Arms, floor: Floor, proposed: Who, unable: Who) -> Arms:
-    """The arms [n] of whom the floor has in force.
-
-    Args:
-        proposed, unable: int64, which of the n have a cache draft, and can have no model draft.
-    """
-    if floor.in_force == "policy":
-        return arms
-    taken = np.full(len(arms), MODEL if floor.in_force == "model" else NONE, np.int8)
-    if floor.in_force == "cache":
-        taken[proposed] = CACHE
-    if floor.in_force == "model":
-        taken[unable] = arms[unable]
-    return taken
 
 
 class Probing:

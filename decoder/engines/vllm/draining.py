@@ -1,12 +1,13 @@
-"""An ASGI middleware for vLLM's server: while it ends, new requests are sent elsewhere.
+"""ASGI middleware for vLLM's server: refuses new requests with 503 while the server drains.
 
-On SIGTERM vLLM lets requests under way end, keeps its port open meanwhile, and answers whatever
-comes new with an internal error. Here that becomes 503 with ``Retry-After``, which clients and load
-balancers repeat elsewhere, ``/health`` included: so a probe takes the worker out of its service.
+On SIGTERM vLLM finishes running requests, keeps its port open, and answers new requests with an
+internal error. This middleware answers 503 with ``Retry-After`` instead, which clients and load
+balancers retry elsewhere. ``/health`` answers 503 too, so a probe removes the worker from service.
 
-vLLM's own signal handler replaces any other, so requests are held back from the moment at which the
-server tells its engine to shut down. What was let in by then, vLLM would answer with success and no
-token (``finish_reason`` ``abort``) where the engine has not taken it in: the engine is told later.
+vLLM's own signal handler replaces any other, so draining begins when the server shuts its engine
+down. vLLM would answer a request that the engine has not received by then with success and no token
+(``finish_reason`` ``abort``). The shutdown of the engine is therefore delayed until it has received
+them.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import Any, Final
 
 from decoder.tenancy.middleware import App, Receive, Send
 
-AGAIN_S: Final = 1
-"""Until a client may try again: another worker has its place by then, or this one nearly."""
-ENTERS_S: Final = 1.0
-"""Until what was let in is with the engine: a prompt is made tokens of first."""
-LONGEST_S: Final = 10.0
-"""At most, until the engine has taken it in: a step that reads prompts comes first."""
+RETRY_AFTER_S: Final = 1
+"""Seconds until a client retries: another worker has taken over by then, or nearly."""
+TOKENISE_S: Final = 1.0
+"""Time for accepted requests to be tokenised and reach the engine."""
+MAX_WAIT_S: Final = 10.0
+"""Longest wait for the engine to receive them: a step that reads prompts comes first."""
 STILL_SERVED: Final = "/metrics"
-"""What is counted until the end is read until the end."""
+"""Metrics are served until the end."""
 HEADERS: Final = [
     (b"content-type", b"application/json"),
-    (b"retry-after", str(AGAIN_S).encode()),
+    (b"retry-after", str(RETRY_AFTER_S).encode()),
     (b"connection", b"close"),
 ]
 BODY: Final = (
@@ -38,13 +39,13 @@ BODY: Final = (
 
 
 class DrainingMiddleware:
-    """Refuses requests once the engine of its server shuts down. One for each API process."""
+    """Refuses requests once the server's engine shuts down. One for each API process."""
 
     def __init__(self, app: App) -> None:
         """Wrap ``app``."""
         self._app = app
         self._engine: Any = None
-        self._ends = False
+        self._draining = False
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -52,26 +53,26 @@ class DrainingMiddleware:
             engine = getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
             if engine is not None and engine is not self._engine:
                 self._watch(engine, asyncio.get_running_loop())
-            if self._ends:
+            if self._draining:
                 await send({"type": "http.response.start", "status": 503, "headers": HEADERS})
                 await send({"type": "http.response.body", "body": BODY})
                 return
         await self._app(scope, receive, send)
 
     def _watch(self, engine: Any, loop: asyncio.AbstractEventLoop) -> None:
-        """Have a server's engine be told to shut down when it has what was let in. Wraps that."""
+        """Delay the engine's shutdown until it has received the accepted requests."""
         self._engine, shutdown = engine, engine.shutdown
 
-        def later(*args: Any, **named: Any) -> Any:  # in a thread beside the loop's
-            first, self._ends = not self._ends, True
-            if first and not engine.errored:  # else it takes nothing any more
-                time.sleep(ENTERS_S)
-                # A question waits in the engine's queue behind all requests that have entered.
-                asked = asyncio.run_coroutine_threadsafe(engine.is_sleeping(), loop)
+        def delayed(*args: Any, **kwargs: Any) -> Any:  # in a thread beside the loop's
+            first, self._draining = not self._draining, True
+            if first and not engine.errored:  # a failed engine receives nothing more
+                time.sleep(TOKENISE_S)
+                # This call waits in the engine's queue behind all accepted requests.
+                answer = asyncio.run_coroutine_threadsafe(engine.is_sleeping(), loop)
                 try:
-                    asked.result(LONGEST_S)
-                except Exception:  # noqa: BLE001 - what gives no answer is shut down all the same
-                    asked.cancel()
-            return shutdown(*args, **named)
+                    answer.result(MAX_WAIT_S)
+                except Exception:  # noqa: BLE001 - an engine that does not answer is shut down too
+                    answer.cancel()
+            return shutdown(*args, **kwargs)
 
-        engine.shutdown = later
+        engine.shutdown = delayed

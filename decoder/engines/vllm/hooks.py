@@ -1,7 +1,7 @@
-"""What of vLLM this plugin touches: none of it is a public interface, so all of it is checked.
+"""Every place of vLLM that this plugin uses. None is a public interface, so all are checked.
 
-What is not wrapped is called, replaced in ``v1.sampling``, or handed arguments by vLLM, as it is.
-``contract`` compares each place with what it was in the versions that are supported.
+A hook is wrapped here, replaced in ``v1.sampling``, or called as it is. ``contract`` compares each
+with its source in the supported versions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import importlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from decoder.engines.vllm.adapter import Adapter
 
 EXECUTOR: Final = "vllm.v1.executor.abstract:Executor"
 RUNNER: Final = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -21,14 +24,15 @@ V2: Final = "vllm.v1.worker.gpu."
 SAMPLE: Final = "vllm.v1.sample."
 SCHED: Final = "vllm.v1.core.sched."
 _MARK: Final = "_hvd_wrapped"
+_ADAPTER: Final = "_hybrid"
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
     """Methods of ``owner`` ("module:Class"), functions of it ("module"), or some of its fields.
 
-    ``names`` have commas between them. What is ``wrapped`` is replaced by a function of ours around
-    it, in the subclasses that have their own, too, where it goes ``below``.
+    ``names`` are comma-separated. A ``wrapped`` method is replaced by a function of ours that calls
+    it; with ``below``, overrides in subclasses are wrapped too.
     """
 
     owner: str
@@ -122,14 +126,14 @@ HOOKS: Final = (
          "slot_mapping, causal, dcp_local_seq_lens",
          "where in its cache the drafter writes what it reads late", "fields"),
 )  # fmt: skip
-"""Every place of vLLM that this plugin wraps, replaces, calls or reads, and why."""
+"""All hooks, with the reason for each."""
 
 
 def install(around: Mapping[str, Callable[..., Any]], hooks: Sequence[Hook] = HOOKS) -> None:
-    """Wrap what is to be wrapped; repeated calls change nothing more.
+    """Wrap the hooks of kind ``wrapped``. Idempotent.
 
     Args:
-        around: by name of the method: called with the original, then with its arguments.
+        around: wrappers by method name, called with the original and then its arguments.
     """
     for hook in hooks:
         if hook.kind != "wrapped":
@@ -153,3 +157,18 @@ def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
 
     setattr(wrapped, _MARK, True)
     setattr(owner, name, wrapped)
+
+
+def adapter_of(runner: Any) -> Adapter | None:
+    """The adapter of a model runner; None during vLLM's warm-up, and without hybrid decoding."""
+    adapter: Adapter | None = getattr(runner, _ADAPTER, None)
+    return adapter
+
+
+def attach(runner: Any, adapter: Adapter | None) -> None:
+    """Bind ``adapter`` to ``runner``, or unbind it with None.
+
+    It is an attribute, so both end together. vLLM pickles configurations and steps between its
+    processes, never a runner.
+    """
+    setattr(runner, _ADAPTER, adapter)

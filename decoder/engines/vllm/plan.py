@@ -39,6 +39,23 @@ class Plan:
         """No drafts."""
         return cls(((),) * rows, (0,) * rows)
 
+    @classmethod
+    def of(
+        cls,
+        size: int,
+        rows: Sequence[int],
+        given: Sequence[Sequence[int]],
+        rooms: Sequence[int],
+        k: int,
+    ) -> Plan:
+        """A plan for a batch of ``size``, by those ``rows`` of it that may have a draft."""
+        if len(rows) == size:
+            return cls(tuple(map(tuple, given)), tuple(rooms), k)
+        drafts, left = list[tuple[int, ...]]([()] * size), [0] * size
+        for row, tokens, room in zip(rows, given, rooms, strict=True):
+            drafts[row], left[row] = tuple(tokens), room
+        return cls(tuple(drafts), tuple(left), k)
+
     def proposals(self, made: Sequence[Sequence[int]]) -> list[list[int]]:
         """Each row's draft; ``made`` are the model's, in rows, some or all of which may lack."""
         rows = [*made, *((),) * (len(self.given) - len(made))]

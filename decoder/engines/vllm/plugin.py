@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from decoder import orphans
+from decoder import parent_watchdog
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import KafkaSettings
 from decoder.core.costs import LiveCosts
 from decoder.core.payoff.token_classes import token_classes_of
-from decoder.engines.vllm import alike, configured, contract, hooks, requirements
-from decoder.engines.vllm.attached import adapter_of, give
+from decoder.engines.vllm import consistency, contract, hooks, requirements, runner_choice
+from decoder.engines.vllm.hooks import adapter_of, attach
 from decoder.engines.vllm.profile import WorkerProfile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import longest_draft
 from decoder.engines.vllm.v1 import around as v1
-from decoder.engines.vllm.v1.sampling import mend_sampling
+from decoder.engines.vllm.v1.sampling import patch_sampling
 from decoder.scope_id import readable, scope_of
 from decoder.settings import WorkerSettings
 from decoder.telemetry import mapped
@@ -89,8 +89,8 @@ def register() -> None:
     if new_key:
         log.info("names are hashed under a new key: set %s to keep pseudonyms comparable", VARIABLE)
     mapped.install()
-    orphans.watch()
-    mend_sampling()
+    parent_watchdog.watch_parent()
+    patch_sampling()
     hooks.install({**AROUND, "load_model": functools.partial(_load_model, settings)})
 
 
@@ -104,14 +104,14 @@ def _load_model(
     level = logging.getLogger("vllm").getEffectiveLevel()
     logging.getLogger("decoder").setLevel(logging.ERROR if group.rank_in_group else level)
     requirements.check(self.vllm_config, settings)
-    alike.meet(group)
+    consistency.compare_ranks(group)
     if not self.vllm_config.use_v2_model_runner:
         v1.full_graphs_of_plain_steps(self.model_runner)
     result = original(self, *args, **kwargs)
     if (adapter := adapter_of(self.model_runner)) is not None:
         adapter.rest(_WEIGHTS)
     else:
-        give(self.model_runner, _adapter(self.model_runner, settings))
+        attach(self.model_runner, _adapter(self.model_runner, settings))
     return result
 
 
@@ -161,7 +161,7 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
 
 
 def _ask_ranks(original: Callable[..., Any], executor: Any) -> Any:
-    alike.ask(executor)
+    consistency.compare_workers(executor)
     return original(executor)
 
 
@@ -210,7 +210,7 @@ def _shutdown(original: Callable[..., Any], self: Any) -> Any:
     runner = getattr(self, "model_runner", None)
     adapter = adapter_of(runner)
     if adapter is not None:
-        give(runner, None)
+        attach(runner, None)
         adapter.close()
     return original(self)
 
@@ -239,8 +239,8 @@ def _without_trees(original: Callable[..., Any], self: Any) -> Any:
 
 
 AROUND: Final[dict[str, Callable[..., Any]]] = {
-    "__post_init__": configured.post_init,
-    "_get_v2_model_runner_unsupported_features": configured.unsupported,
+    "__post_init__": runner_choice.post_init,
+    "_get_v2_model_runner_unsupported_features": runner_choice.unsupported,
     "get_kv_cache_specs": _ask_ranks,
     "compile_or_warm_up_model": _warm_up,
     "reload_weights": _reload_weights,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import time
 from functools import partial
 from typing import Any, Final
 
@@ -122,18 +123,21 @@ def timed(runner: Any, taken: Profile, ranks: Ranks, seconds: float | None) -> b
         return ranks.conduct(measure, step)
     # vLLM's own dummy run would include it
     drafter, run = (runner.speculator, "propose") if v2 else (runner.drafter, "dummy_run")
-    alone, given = getattr(drafter, run), dict[int, Any]()
+    alone, given = getattr(drafter, run), dict[str, Any]()
 
-    def draft(rows: int) -> None:
-        if not v2:
+    def draft(rows: int) -> float:
+        if v2:  # its arguments lie in buffers that the next run of the target overwrites
+            drafter.propose = lambda **arguments: given.update(arguments)
+            runner._dummy_run(rows)
+            wait()
+        began = time.perf_counter()
+        if v2:
+            alone(**given)
+        else:
             alone(rows, is_graph_capturing=True)  # one pass, as for a graph capture
             drafter._greedy_sample(drafter.hidden_states[:rows])
-        else:
-            if rows not in given:
-                drafter.propose = lambda **arguments: given.update({rows: arguments})
-                runner._dummy_run(rows)
-            alone(**given[rows])
         wait()
+        return time.perf_counter() - began
 
     setattr(drafter, run, lambda *_, **__: None)
     try:

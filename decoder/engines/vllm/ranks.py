@@ -77,11 +77,12 @@ class Ranks:
             self._broadcast(torch.from_numpy(rest))
         return plan
 
-    def conduct(self, measure: Callable[..., T], *steps: Callable[[int], None]) -> T | None:
+    def conduct(self, measure: Callable[..., T], *steps: Callable[[int], Any]) -> T | None:
         """``measure(*steps)`` on rank 0, whose clock decides what to run; the rest run the same.
 
         Args:
-            steps: each runs so many tokens or rows on this rank.
+            steps: each runs so many tokens or rows on this rank; ``measure`` gets what rank 0's
+                returns.
 
         Returns:
             What ``measure`` returned; None on the other ranks.
@@ -94,10 +95,10 @@ class Ranks:
             return measure(*steps)
         order = torch.zeros(2, dtype=torch.int32)
 
-        def ordered(index: int, n: int) -> None:
+        def ordered(index: int, n: int) -> Any:
             order[0], order[1] = index, n
             self._broadcast(order)
-            steps[index](n)
+            return steps[index](n)
 
         if self.leads:
             try:

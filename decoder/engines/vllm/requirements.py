@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
 from decoder.contracts.errors import EngineError
-from decoder.engines.vllm import configured
+from decoder.engines.vllm import runner_choice
 from decoder.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ REQUIREMENTS: Final = (
         lambda c, _: _method(c) == "suffix"),
     Requirement("method", "any other", "refused",
         f'set "method" to "eagle3" or "suffix": no other drafter can be hybrid. {HOW_TO_START}',
-        lambda c, _: c.speculative_config is not None and _method(c) not in configured.METHODS),
+        lambda c, _: c.speculative_config is not None and _method(c) not in runner_choice.METHODS),
     Requirement("num_speculative_tokens", "1 or more", "accepted",
         "no draft of any arm is ever longer; 64 is the paper's, and a smaller one cuts copied "
         "stretches into more cycles", lambda c, _: _places(c) >= 1),
@@ -184,8 +184,8 @@ REQUIREMENTS: Final = (
         "leave --worker-cls and --scheduler-cls out, or set VLLM_USE_V2_MODEL_RUNNER=0: on the V2 "
         "runner drafts need a worker of ours, and a scheduler where it runs ahead.",
         lambda c, _: c.use_v2_model_runner
-        and (c.parallel_config.worker_cls not in configured.WORKERS.values()
-             or c.scheduler_config.scheduler_cls not in (None, configured.SCHEDULER))),
+        and (c.parallel_config.worker_cls not in runner_choice.WORKERS.values()
+             or c.scheduler_config.scheduler_cls not in (None, runner_choice.SCHEDULER))),
     Requirement("--async-scheduling", "true, with the V2 runner", "accepted",
         "each step is cut to the drafts that were chosen; until then it holds places for the "
         "longest ones, so that num_speculative_tokens of 16 to 24 leaves prompts more of a step",

@@ -94,6 +94,7 @@ def run(
         tick: called before each generation, with what comes next.
     """
     from decoder.engines.reference.session import Session
+    from pipelines.replay.rivals import deciding
 
     context, limit = engine.max_model_len, selection.limit
     room = min(context - selection.max_tokens, selection.max_prompt_tokens or context)
@@ -111,7 +112,7 @@ def run(
             for m in made:
                 mine = costs.get(m.name)
                 floor = Floor(m.model) if mine is not None and m.rule is None else None
-                sessions[m.name] = Session(engine, m, mine, floor)
+                sessions[m.name] = Session(engine, m, mine, floor, *deciding(m))
             for prompt in usable[limit:]:
                 for name, session in sessions.items():
                     tick(f"warming up {sets[place].name}: {name}")
@@ -135,13 +136,14 @@ def warm_up_machine(engine: ReferenceEngine, made: Sequence[Method]) -> dict[str
     Returns:
         a profile for each learned method, which goes on learning from the run as in a server.
     """
-    from decoder.engines.reference.profile import profile
     from decoder.engines.reference.session import Session
+    from pipelines.lab.bench.profile import profile
+    from pipelines.replay.rivals import deciding
 
     length, answer = MACHINE_WARM_UP
     prompt = [1 + i % 8 for i in range(length)]
     for method in made:
-        Session(engine, method).generate(prompt, answer)
+        Session(engine, method, None, None, *deciding(method)).generate(prompt, answer)
     learned = [m for m in made if m.policy.kind == "survival" or m.rule is not None]
     return {m.name: profile(engine, m) for m in learned}
 
@@ -190,6 +192,7 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     import torch
 
     from decoder.engines.reference.engine import ReferenceEngine
+    from pipelines.lab.packed import pack
 
     if named.threads is not None:
         torch.set_num_threads(named.threads)
@@ -212,6 +215,7 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
         },
     }
     engine = ReferenceEngine.load(found.model, found.drafter, dtype=named.dtype)
+    pack(engine)
     if named.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]
     k = engine.settings.model_draft_tokens

@@ -31,7 +31,7 @@ from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
 from decoder.core.payoff.token_classes import token_classes_of
-from decoder.core.router import Committed, Decision, DraftRouter, RequestOptions
+from decoder.core.router import Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.method import method
@@ -166,14 +166,19 @@ class Player:
         for name, r in ((slot.name, slot.request) for slot in slots):
             options = RequestOptions(1024, 1 << 20, session=r.session, workload=r.workload)
             self.router.start(name, r.prompt, options)
-        self.router.observe([Committed(slot.name, slot.text, 0) for slot in slots], 0)
+        names = [slot.name for slot in slots]
+        self.router.observe(self.router.report(names, [slot.text for slot in slots]))
 
     def step(self) -> None:
         """Choose, draft, verify, accept, observe."""
         e, router, slots = self.engine, self.router, self.slots
         clock, captured, names = time.perf_counter, e.capture_s, [slot.name for slot in self.slots]
         began, fixed = clock(), self._fixed * e.batch
-        decisions: Any = router.choose(names, MOST - e.batch) if router is not None else fixed
+        decisions: Any = fixed
+        if router is not None:
+            asked = router.report(names)
+            asked.budget = MOST - e.batch
+            decisions = router.choose(asked)
         exposed = clock() - began if router is not None else 0.0
         drafts = [
             slot.modelled(d.room, self.mean, e.k) if d.arm == "model" else list(d.tokens)
@@ -195,7 +200,7 @@ class Player:
         e.fetch(len(ids))
         if router is not None:
             began = clock()
-            router.drafted(names, (counts - 1).tolist(), k)
+            router.drafted(asked, (counts - 1).tolist(), k)
             exposed += (told := clock()) - began
             router.settle(exposed=not e.cuda)
             took = clock() - told
@@ -205,8 +210,9 @@ class Player:
         made = [slot.commit(draft) for slot, draft in zip(slots, drafts, strict=True)]
         began = clock()
         if router is not None:
-            outcomes = map(Committed, names, made, map(len, drafts))
-            router.observe(list(outcomes), len(ids), usual=e.capture_s == captured)
+            report = router.report(names, made, (counts - 1).tolist(), 0, len(ids))
+            report.usual = e.capture_s == captured
+            router.observe(report)
         self._go_on()
         exposed += (clock() - began) * (router is not None)
         self.steps, self.cycles = self.steps + 1, self.cycles + len(slots)

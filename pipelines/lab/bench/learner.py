@@ -17,9 +17,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from decoder.contracts.events import DraftEvent, Origin, Source, encode_batch
+from decoder.contracts.events import EventBatch, Origin, Source, encode_batch
 from decoder.contracts.features import FEATURES, NUM_FEATURES
+from decoder.contracts.fields import NUMBERS, STRINGS
 from decoder.contracts.settings import KafkaSettings
+from decoder.policy.rule import ARMS, CACHE, MODEL
 from learner.lessons import Intake, encode_lessons
 from learner.publish import DeadLetters
 from learner.scopes import Scopes
@@ -111,43 +113,46 @@ def _lesson(intake: Intake, record: Fetched) -> Fetched | None:
 def records(count: int, scopes: int, partitions: int = 1) -> Iterator[Fetched]:
     """``count`` records of workers in turns, one of each scope on each partition."""
     draw = np.random.default_rng(0)
-    pool = [[_event(draw, i) for i in range(RECORD)] for _ in range(TEMPLATES)]
+    pool = [_drawn(draw) for _ in range(TEMPLATES)]
     for number in range(count):
         sequence, worker = divmod(number, scopes * partitions)
-        at = BEGAN + number * RECORD / PER_SECOND
-        events = [
-            event._replace(time=at, request=f"{number:014x}{i // CYCLES:010x}")
-            for i, event in enumerate(pool[number % TEMPLATES])
-        ]
-        origin = Origin(f"scope{worker % scopes}", f"worker{worker}", f"{worker:08x}")
-        value = encode_batch(events, origin, sequence)
+        at, batch = BEGAN + number * RECORD / PER_SECOND, pool[number % TEMPLATES]
+        requests = [f"{number:014x}{i // CYCLES:010x}" for i in range(RECORD)]
+        batch = replace(
+            batch,
+            origin=Origin(f"scope{worker % scopes}", f"worker{worker}", f"{worker:08x}"),
+            sequence=sequence,
+            numbers={**batch.numbers, "time": np.full(RECORD, at)},
+            names={**batch.names, "request": requests},
+        )
+        value = encode_batch(batch)
         yield Fetched(worker // scopes, number, int(at * 1e3), b"worker", value)
 
 
-def _event(draw: np.random.Generator, index: int) -> DraftEvent:
-    """A cycle whose draft survives or not as one of its features says, so that there is something
+def _drawn(draw: np.random.Generator) -> EventBatch:
+    """Cycles whose drafts survive or not as one of their features says, so that there is something
     to learn."""
-    features = draw.random(NUM_FEATURES).astype(np.float32)
-    length, survives = int(draw.integers(4, 25)), bool(draw.random() < 0.4)
-    features[FEATURES.index("draft_len")] = length
-    features[FEATURES.index("payoff_last")] = 8.0 * survives + draw.normal() * 0.5
-    has_draft = bool(draw.random() < DRAFTS)
-    arm = ("cache", "model", "none")[int(draw.integers(3))] if has_draft else "model"
-    verified = {"cache": length, "model": 3, "none": 0}[arm]
-    told: dict[str, Any] = dict.fromkeys(DraftEvent._fields, 0)
-    told |= dict.fromkeys(("tenant", "session", "workload", "side", "label", "censored"), "")
-    told |= {"number": index, "cycle": index % CYCLES, "role": "champion"}
-    told |= {"parameter": 2.0, "parameter_name": "rate"}
-    told |= {"arm": arm, "drafted_len": verified, "verified_len": verified, "batch_size": 1}
-    told |= {"position": index % CYCLES, "predicted": 1.0, "predicted_model": 1.0, "share": 1.0}
-    told |= {"step_tokens": 1 + verified, "draft_us": 50.0, "features": None}
-    told["step_us"] = 20_000.0 + 300.0 * (1 + verified) + 8_000.0 * (arm == "model")
-    told["model_accepted"] = int(draw.integers(4)) if arm == "model" else None
-    if has_draft:
-        accepted = length if survives else int(draw.integers(2))
-        told |= {"draft_len": length, "accepted": accepted, "label": "verified"}
-        told["features"] = features
-    return DraftEvent(**told)
+    index, features = np.arange(RECORD), draw.random((RECORD, NUM_FEATURES), np.float32)
+    length, survives = draw.integers(4, 25, RECORD), draw.random(RECORD) < 0.4
+    features[:, FEATURES.index("draft_len")] = length
+    features[:, FEATURES.index("payoff_last")] = 8.0 * survives + draw.normal(size=RECORD) * 0.5
+    drafted = draw.random(RECORD) < DRAFTS
+    arm = np.where(drafted, draw.integers(3, size=RECORD), MODEL)
+    verified = np.where(arm == CACHE, length, np.where(arm == MODEL, 3, 0))
+    numbers: dict[str, Any] = {field.name: np.zeros(RECORD, field.dtype) for field in NUMBERS}
+    numbers |= dict.fromkeys(("batch_size", "predicted", "predicted_model", "share"), index**0)
+    numbers |= {"number": index, "cycle": index % CYCLES, "position": index % CYCLES}
+    numbers |= {"drafted_len": verified, "verified_len": verified, "step_tokens": 1 + verified}
+    numbers |= {"parameter": np.full(RECORD, 2.0), "draft_us": np.full(RECORD, 50.0)}
+    numbers["step_us"] = 20_000.0 + 300.0 * (1 + verified) + 8_000.0 * (arm == MODEL)
+    numbers["model_accepted"] = np.where(arm == MODEL, draw.integers(4, size=RECORD), -1)
+    numbers["draft_len"] = length * drafted
+    numbers["accepted"] = np.where(survives, length, draw.integers(2, size=RECORD)) * drafted
+    names = {field.name: [""] * RECORD for field in STRINGS}
+    names |= {"role": ["champion"] * RECORD, "parameter_name": ["rate"] * RECORD}
+    names["arm"] = [ARMS[each] for each in arm]
+    names["label"] = ["verified" if each else "" for each in drafted]
+    return EventBatch(Origin("", "", ""), 0, numbers, names, features)
 
 
 def resident_mb() -> float:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.errors import ModelError, SettingsError
-from learner.registry import digest_of
 
 if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy
@@ -53,7 +52,7 @@ def names(text: str) -> tuple[str, ...]:
     Raises:
         SettingsError: there is none, or one is unknown.
     """
-    from decoder.engines.reference.method import METHODS
+    from pipelines.replay.rivals import METHODS
 
     found = words(text)
     unknown = [name for name in found if re.split("[:@]", name)[0] not in METHODS]
@@ -72,7 +71,7 @@ def policy_files(given: Sequence[str]) -> dict[str, Path]:
 def describe(policy: Policy) -> str:
     """A policy in a few words, for the settings of a run."""
     decided = "live rate" if policy.kind == "survival" else f"threshold {policy.threshold:g}"
-    return f"version {policy.version}, {policy.kind}, {decided}, {digest_of(policy)[:12]}"
+    return f"version {policy.version}, {policy.kind}, {decided}, {policy.digest[:12]}"
 
 
 def build(
@@ -99,7 +98,7 @@ def build(
 
 
 def _one(name: str, policies: dict[str, Policy], model_len: int) -> Method:
-    from decoder.engines.reference.method import method
+    from pipelines.replay.rivals import method
 
     said = NAME.fullmatch(name)
     base, label, factor = (said and said.group("base", "label", "factor")) or (name, None, None)

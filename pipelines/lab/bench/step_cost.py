@@ -28,7 +28,6 @@ from decoder.core.events import Sink
 from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
-from decoder.drafting.pages import FILLED
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.vllm.v1.adapter import V1Adapter
 from decoder.policy.first import first_policy
@@ -144,7 +143,6 @@ class Engine:
             req_ids=self.names, vocab_size=VOCABULARY, token_ids_cpu=list[Any]()
         )
         self.max_model_len = self.effective_drafter_max_model_len = 1 << 20
-        self.device = SimpleNamespace(type="cuda")  # which does not wait for what settles
         self.scheduler_config = SimpleNamespace(
             max_num_scheduled_tokens=1 << 14, enable_chunked_prefill=True
         )
@@ -182,9 +180,9 @@ class Engine:
     def step(self) -> None:
         """One step; then new requests come in the places of those that are done."""
         drafts = {name: self._drafts.get(name, []) for name in self.names}
-        self.adapter.before_step(self, self)
+        self.adapter.begin_step(self)
         self.finished_req_ids = set()
-        self.adapter.during_step(self)
+        self.adapter.during_step(exposed=False)
         sampled = [self._verify(name, draft) for name, draft in drafts.items()]
         self.scheduled_spec_decode_tokens = {n: [0] * len(draft) for n, draft in drafts.items()}
         self.num_scheduled_tokens = {n: 1 + len(draft) for n, draft in drafts.items()}
@@ -256,7 +254,7 @@ def measure(
     engine, clock = Engine(requests, prompt, loops), Clock()
     for verb in ("observe", "choose", "drafted", "settle"):
         setattr(engine.router, verb, clock.timed(verb, getattr(engine.router, verb)))
-    for call in ("before_step", "during_step", "propose"):
+    for call in ("begin_step", "during_step", "propose"):
         setattr(engine.adapter, call, clock.timed("adapter", getattr(engine.adapter, call)))
     parts, walls = _steps(engine, clock, SETTLED + steps)
     parts, walls = parts[SETTLED:], walls[SETTLED:]
@@ -265,7 +263,7 @@ def measure(
     per_cycle = engine.tokens / engine.cycles
     cold, _ = _steps(engine, clock, steps // 2, np.zeros(CACHES, np.uint8))
     assert engine.router.cache is not None
-    held, written = engine.router.cache.held_bytes, engine.router.cache.pool.links[:, FILLED].sum()
+    held, written = engine.router.cache.held_bytes, engine.router.cache.pool.pages["filled"].sum()
     longest, spent = _long_prompts(engine, long_prompts, beside)
     return {
         f"step_us_per_request_batch{requests}": float(np.median(whole)),

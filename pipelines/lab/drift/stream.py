@@ -15,21 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
-from decoder.contracts.events import DraftEvent
+from decoder.contracts.events import EventBatch
 from decoder.contracts.features import FloatArray
 from decoder.core.costs import LiveCosts
-from decoder.core.events import Log
 from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import CostTable, step_time
 from decoder.policy.rule import ARMS
 from decoder.settings import WorkerSettings
-from learner.rows import Rows, from_events
+from learner.rows import Rows, from_batch
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 from pipelines.lab.drift.traffic import PLAIN_US, Request
 from pipelines.replay.engine import Cycle, Engine
+from pipelines.replay.events import EventLog
 
 Told = Callable[[int, Rows], Policy | None]
 """Told the number of a request that is done and its drafts; a policy to put in force, or None."""
@@ -135,7 +135,7 @@ def decode(
             clock.now_us += us
             router.costs.observe(1 + cycle.verified, 1, cycle.drafted, us)
         events = clock.dated()
-        won = told(index, from_events(events)) if told is not None else None
+        won = told(index, from_batch(events)) if told is not None else None
         if won is not None:
             router.policy = won
     return made
@@ -148,7 +148,7 @@ class _RecordedCosts(LiveCosts):
         """Take in nothing."""
 
 
-class _Clock(Log):
+class _Clock(EventLog):
     """Time of the recorded service, by which events are dated: the router's sink."""
 
     def __init__(self) -> None:
@@ -156,13 +156,15 @@ class _Clock(Log):
         self.now_us = 0.0
         self.steps: dict[int, tuple[float, float]] = {}  # when and how long, by position
 
-    def dated(self) -> list[DraftEvent]:
-        """The events of cache drafts of a request that is done. Mutates."""
-        dated = []
-        for event in self.every:
-            at, us = self.steps.get(event.position, (self.now_us, 0.0))
-            if event.draft_len:
-                dated.append(event._replace(time=at * 1e-6, step_us=us, draft_us=0.0))
-        self.every.clear()
+    def dated(self) -> EventBatch:
+        """The events of a request that is done. Mutates."""
+        batch = self.batch()
+        steps = [
+            self.steps.get(position, (self.now_us, 0.0))
+            for position in batch.numbers["position"].tolist()
+        ]
+        at, us = np.array(steps, np.float64).reshape(-1, 2).T
+        times = {"time": at * 1e-6, "step_us": us, "draft_us": np.zeros(len(batch))}
+        self.clear()
         self.steps.clear()
-        return dated
+        return replace(batch, numbers={**batch.numbers, **times})

@@ -65,10 +65,12 @@ def _record(folder: Path, sets: Sets, step: Step) -> Path:
     if not whole:
         return folder
     from decoder.engines.reference.engine import ReferenceEngine
+    from pipelines.lab.packed import pack
 
     target = embedded.ensure_model()
     model, end = load(target), embedded.load_tokenizer(None).eos_token_id
     engine = ReferenceEngine.load(target, embedded.DRAFTER)
+    pack(engine)
     for name, left in missing.items():
         path = folder / f"{name}.jsonl"
         for begin in range(0, len(left), AT_ONCE):
@@ -105,7 +107,7 @@ def _recorded(name: str, some: Sequence[Ids], models: tuple[Any, Any], end: int)
     """Lines of answers to ``some`` by the target of ``models``, and drafts of its engine."""
     import torch
 
-    from decoder.engines.reference import recording
+    from pipelines.lab.drafter.chains import record
 
     shown, (model, engine) = [list(ids) for ids in some], models
     answers = write(model, shown, torch.zeros(len(shown)), end, ANSWER + 1)
@@ -117,6 +119,6 @@ def _recorded(name: str, some: Sequence[Ids], models: tuple[Any, Any], end: int)
             "prompt": ids,
             "output": output,
             "max_tokens": ANSWER,
-            "model_accepted": recording.record(engine, ids, output),
+            "model_accepted": record(engine, ids, output),
         }
         yield json.dumps(line, separators=(",", ":"))

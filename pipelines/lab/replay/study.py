@@ -23,7 +23,7 @@ from rich.table import Table
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import SettingsError, TraceError
 from decoder.contracts.features import FloatArray
-from decoder.engines.reference.method import Method, method
+from decoder.engines.reference.method import Method
 from decoder.policy.estimate import PAPER_THRESHOLD
 from learner import train
 from learner.rows import Rows, joined
@@ -31,6 +31,7 @@ from pipelines.lab.replay import recording
 from pipelines.lab.replay.traces import Parts, read, split
 from pipelines.prompts import fitting, read_folder
 from pipelines.replay.engine import Prices, Simulator, Trace, foreseen
+from pipelines.replay.rivals import method
 from pipelines.replay.rules import HYBRID, by_trace, spent_by_rule
 from pipelines.reports import Step
 from pipelines.stats import Spent, against_best

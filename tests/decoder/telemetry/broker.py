@@ -15,6 +15,7 @@ from learner.topics import make_right
 from pipelines import machine
 from pipelines.stack import broker, processes
 from tests.conftest import patience, until
+from tests.events import events_of
 
 
 def start_broker(port: int, data: Path, log: Path) -> processes.Child:
@@ -79,4 +80,4 @@ def batches(kafka: KafkaSettings) -> list[EventBatch]:
 
 def numbers(found: list[EventBatch]) -> list[int]:
     """Of the events in them."""
-    return [event.number for batch in found for event in batch.events]
+    return [event.number for batch in found for event in events_of(batch)]

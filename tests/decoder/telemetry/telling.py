@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from decoder.contracts.events import DraftEvent, Origin, decode_batch
-from decoder.telemetry.ring import FULL, HEAD, NAMES, ROW, SETTLED, SPELLED, UNREADABLE, Ring
+from decoder.contracts.events import Origin, decode_batch, encode_batch
+from decoder.contracts.fields import ROW, STRINGS
+from decoder.telemetry.ring import FULL, HEAD, SETTLED, UNREADABLE, Ring
+from tests.events import DraftEvent, events_of
 
 
 def write(ring: Ring, *events: DraftEvent) -> None:
@@ -13,8 +15,9 @@ def write(ring: Ring, *events: DraftEvent) -> None:
     head, settled = int(ring.control[HEAD]), int(ring.control[SETTLED])
     for event in events:
         told = event._asdict()
-        told |= {name: ring.word(told[name]) for name in SPELLED}
-        told |= {name: told[name].encode() for name in NAMES.names[:-1]}
+        for field in STRINGS:
+            text = told[field.name]
+            told[field.name] = ring.word(text) if field.interned else text.encode()
         told["model_accepted"] = -1 if event.model_accepted is None else event.model_accepted
         row = np.zeros(1, ROW)
         for name in ROW.names:
@@ -40,9 +43,9 @@ def ring_of(*events: DraftEvent, size: int = 4096) -> Ring:
     return ring
 
 
-def events_of(ring: Ring) -> list[DraftEvent]:
+def events_in(ring: Ring) -> list[DraftEvent]:
     """The events in the ring, as whoever reads their record sees them."""
     rows = ring.slice(int(ring.control[SETTLED]), int(ring.control[HEAD]))
     if not len(rows):
         return []
-    return list(decode_batch(ring.record(rows, Origin("scope", "w", "1f"), 0)).events)
+    return events_of(decode_batch(encode_batch(ring.batch(rows, Origin("scope", "w", "1f"), 0))))

@@ -13,16 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from decoder.contracts.events import COLUMNS, decode_batch, encode_batch
+from decoder.contracts.events import encode_batch
+from decoder.contracts.fields import COLUMNS
 from decoder.contracts.identity import is_pseudonym
-from decoder.core.events import Log, Sink
+from decoder.core.events import Sink
 from decoder.core.requests import RequestOptions
 from decoder.telemetry import ring as rings
-from decoder.telemetry.books import Books
+from decoder.telemetry.delivery import DeliveryProgress
 from decoder.telemetry.ring import FULL, HEAD, TURN, UNREADABLE, Ring
 from tests.contracts.test_events import EVENT, NAMES, ORIGIN, PLAIN
 from tests.decoder.simulated import Router, decode_all, trusting_policy
-from tests.decoder.telemetry.telling import events_of, write
+from tests.decoder.telemetry.telling import events_in, write
+from tests.events import KeepingLog, encode_events, events_of
 
 
 def test_a_record_of_rows_is_the_record_of_their_events_byte_for_byte() -> None:
@@ -34,14 +36,14 @@ def test_a_record_of_rows_is_the_record_of_their_events_byte_for_byte() -> None:
     ring, last = Ring(5), 18
     for settled in range(last):
         write(ring, PLAIN)
-        ring.say(Books(sent=settled + 1))
+        ring.write_progress(DeliveryProgress(sent=settled + 1))
     write(ring, *events)
     assert 0 in ring.places(last, last + 4)
-    value = ring.record(ring.slice(last, last + 4), ORIGIN, 9)
-    assert value == encode_batch(events, ORIGIN, 9)
+    value = encode_batch(ring.batch(ring.slice(last, last + 4), ORIGIN, 9))
+    assert value == encode_events(events, ORIGIN, 9)
     assert ring.rows.itemsize % 8 == 0
     assert list(json.loads(value)["columns"]) == list(COLUMNS)
-    assert [e[:-1] for e in events_of(ring)] == [e[:-1] for e in events]
+    assert [e[:-1] for e in events_in(ring)] == [e[:-1] for e in events]
 
 
 def test_words_have_an_end() -> None:
@@ -57,11 +59,12 @@ def test_what_is_said_is_of_one_moment_while_another_process_says_it() -> None:
     """The sum is said twice, in two counts: who sees one of before and one of later sees it."""
     talks = (
         "import sys\n"
-        "from decoder.telemetry.books import Books\n"
+        "from decoder.telemetry.delivery import DeliveryProgress\n"
         "from decoder.telemetry.ring import Ring\n"
         "ring = Ring(8, int(sys.argv[1]))\n"
         "for n in range(10**9):\n"
-        "    ring.say(Books(sent=n, dropped={str(r): n for r in range(n % 40)}))\n"
+        "    dropped = {str(r): n for r in range(n % 40)}\n"
+        "    ring.write_progress(DeliveryProgress(sent=n, dropped=dropped))\n"
     )
     ring = Ring(8)
     with subprocess.Popen(
@@ -71,12 +74,12 @@ def test_what_is_said_is_of_one_moment_while_another_process_says_it() -> None:
             assert talker.poll() is None
         seen = set[int]()
         while len(seen) < 40:
-            books = ring.books()
-            assert set(books.dropped.values()) <= {books.sent}
-            seen.add(books.sent)
+            progress = ring.progress()
+            assert set(progress.dropped.values()) <= {progress.sent}
+            seen.add(progress.sent)
         talker.kill()
-    books = ring.books()
-    assert set(books.dropped.values()) <= {books.sent}, "killed in the middle, too"
+    progress = ring.progress()
+    assert set(progress.dropped.values()) <= {progress.sent}, "killed in the middle, too"
 
 
 WRITER = """
@@ -101,12 +104,12 @@ def test_another_process_sees_whole_rows_while_a_full_ring_is_written_and_freed(
             if not seen and not ring.control[FULL]:  # full at least once, whoever is faster
                 assert writer.poll() is None
                 continue
-            whole, looked = looked, int(ring.control[HEAD])  # as the shipper reads it
+            whole, looked = looked, int(ring.control[HEAD])  # as the exporter reads it
             rows = ring.slice(seen, whole)
             numbers += rows["number"].tolist()
             assert set(rows["step_us"].tolist()) <= {EVENT.step_us}
             seen = whole
-            ring.say(Books(sent=seen))
+            ring.write_progress(DeliveryProgress(sent=seen))
     assert writer.returncode == 0
     lost = int(ring.control[FULL])
     assert len(numbers) == seen == ring.control[HEAD] and lost > 0
@@ -135,7 +138,7 @@ def tell(sink: Sink, name: str, options: RequestOptions) -> None:
 def test_a_record_of_a_workers_rows_is_that_of_its_events_byte_for_byte(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ring, log = Ring(1_000), Log()
+    ring, log = Ring(1_000), KeepingLog()
     opaque, tenant = NAMES.of("request", "r"), NAMES.of("tenant", "t")
     options = RequestOptions(60, 4096, opaque=opaque, tenant=tenant, workload="loops", choice=2)
     monkeypatch.setattr("time.time", lambda: 5.0)
@@ -143,8 +146,8 @@ def test_a_record_of_a_workers_rows_is_that_of_its_events_byte_for_byte(
     for sink in (Sink(ring), log):
         tell(sink, "r", options)
     assert {bool(event.draft_len) for event in log.every} == {True, False}
-    value = ring.record(ring.slice(0, len(ring)), ORIGIN, 0)
-    assert value == encode_batch(log.every, ORIGIN, 0) and len(log.every) == len(ring) > 10
+    value = encode_batch(ring.batch(ring.slice(0, len(ring)), ORIGIN, 0))
+    assert value == encode_events(log.every, ORIGIN, 0) and len(log.every) == len(ring) > 10
 
 
 def test_a_clients_own_names_are_no_part_of_a_row() -> None:
@@ -152,7 +155,7 @@ def test_a_clients_own_names_are_no_part_of_a_row() -> None:
     options = RequestOptions(60, 4096, tenant=secret, session=secret, workload=secret)
     tell(Sink(ring), f"{secret}, born 1970", options)
     assert b"Patient" not in ring.rows.tobytes()
-    for event in decode_batch(ring.record(ring.slice(0, len(ring)), ORIGIN, 0)).events:
+    for event in events_of(ring.batch(ring.slice(0, len(ring)), ORIGIN, 0)):
         names = event.request, event.tenant, event.session, event.workload
         assert all(map(is_pseudonym, names))
 
@@ -176,7 +179,7 @@ def test_a_full_ring_loses_the_newest_and_counts_them() -> None:
         tell(Sink(ring), "r", RequestOptions(60, 4096))
     assert len(small) == 7 and small.control[FULL] == len(large) - 7
     assert small.slice(0, 7)["number"].tolist() == list(range(7))
-    small.say(Books(sent=2))
+    small.write_progress(DeliveryProgress(sent=2))
     tell(Sink(small), "s", RequestOptions(60, 4096))
     assert len(small) == 7 and small.control[HEAD] == 9, "what was sent leaves room"
     assert small.control[FULL] == 2 * len(large) - 9

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.text import Text
 
 from decoder.contracts.errors import ModelError, ProcessError
-from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
 from learner.home import lock
@@ -37,6 +36,7 @@ from pipelines.stack.up import first_request, greeting, say
 from pipelines.watch.ledger import Ledger, Observer
 from tests.conftest import patience, until
 from tests.decoder.telemetry.broker import send, start_broker
+from tests.events import encode_events
 from tests.pipelines.watch.records import ORIGIN, WORKER, event, rounds, worker_status
 
 
@@ -182,11 +182,11 @@ def test_an_observer_reads_on_whatever_comes_and_records_survive_a_restart_of_th
     broker = start_broker(port, data, log)
     try:
         make_right(kafka)
-        send(kafka, DRAFTS.name, encode_batch([event(0, 1.0)], ORIGIN, 0))
+        send(kafka, DRAFTS.name, encode_events([event(0, 1.0)], ORIGIN, 0))
         ledger = _Stumbling(WORKER)
         with Observer(kafka, ledger) as observer:
             until(lambda: observer._next)  # its place in the topics is fixed
-            more = encode_batch([event(1, 2.0), event(2, 3.0)], ORIGIN, 1)
+            more = encode_events([event(1, 2.0), event(2, 3.0)], ORIGIN, 1)
             send(kafka, DRAFTS.name, more, b"not an event")
             send(kafka, STATUS.name, said[3.0], said[4.0])
             send(kafka, POLICY.name, b"not a bundle", key=b"key")

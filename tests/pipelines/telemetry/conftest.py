@@ -11,16 +11,16 @@ import pytest
 from kafka.admin import NewTopic
 
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import DraftEvent, Origin, encode_batch
+from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DRAFTS, TOPICS
+from decoder.experiment.block import BlockTotals
+from decoder.experiment.interleaver import FinishedRound, Interleaver
+from decoder.experiment.variants import Variant
 from decoder.kafka.clients import close, open_admin, open_producer
 from decoder.policy.first import first_policy
-from decoder.telemetry.handover import Handover
-from decoder.trial.block import Account
-from decoder.trial.sides import Side
-from decoder.trial.turns import Played, Turns
+from decoder.telemetry.supervisor import Supervisor
 from learner.intake import Relay
 from learner.lease import Lease
 from learner.publish import DeadLetters, PolicyPublisher, StatusProducer
@@ -31,6 +31,7 @@ from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry import broker
 from tests.decoder.telemetry.broker import running
 from tests.decoder.telemetry.telling import ring_of
+from tests.events import DraftEvent, encode_events
 from tests.pipelines.watch.records import event
 
 
@@ -62,9 +63,9 @@ def of_worker(kafka: KafkaSettings) -> None:
     """Events, a round of a trial, and statuses."""
     ring = ring_of(*[EVENT, PLAIN] * 50)
     policy = first_policy(ORIGIN.scope)
-    turns = Turns((), 0.0, {}, policy, seed=1)
-    account = Account(Side("first", policy), groups={("", "edits"): [3.0, 1.0]})
-    turns.rounds.append(Played(0, time.time(), (account,)))
+    interleaver = Interleaver((), 0.0, {}, policy, seed=1)
+    account = BlockTotals(Variant("first", policy), groups={("", "edits"): [3.0, 1.0]})
+    interleaver.rounds.append(FinishedRound(0, time.time(), (account,)))
 
     def status() -> WorkerStatus:
         made: dict[str, Any] = {"cycles": {"cache": 50, "model": 50}, "step_us": {"8": 30_000}}
@@ -73,10 +74,10 @@ def of_worker(kafka: KafkaSettings) -> None:
             process="w", scope="scope", time=time.time(), sides=sums, events_made=100, **made
         )
 
-    handover = Handover(kafka, ring, ORIGIN, status, turns)
-    handover.start()
-    until(lambda: handover.accounts().sent == 100 and handover.accounts().rounds_sent == 1)
-    handover.close()
+    supervisor = Supervisor(kafka, ring, ORIGIN, status, interleaver)
+    supervisor.start()
+    until(lambda: supervisor.report().sent == 100 and supervisor.report().rounds_sent == 1)
+    supervisor.close()
 
 
 def of_intake(kafka: KafkaSettings) -> None:
@@ -141,7 +142,7 @@ def events(first: int, count: int, ago: float = 60.0) -> list[DraftEvent]:
 
 
 def record(origin: Origin, sequence: int, first: int, count: int = 10) -> bytes:
-    return encode_batch(events(first, count), origin, sequence)
+    return encode_events(events(first, count), origin, sequence)
 
 
 def produce(kafka: KafkaSettings, sent: Sequence[tuple[int, bytes]]) -> None:

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from decoder.contracts.errors import BrokerError, TraceError
-from decoder.contracts.events import COLUMNS
 from decoder.contracts.features import FEATURES
+from decoder.contracts.fields import COLUMNS
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from learner.home import LOCK, lock

@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from decoder.contracts.errors import SettingsError
-from decoder.contracts.events import encode_batch
 from decoder.contracts.identity import Pseudonyms
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DEAD, DRAFTS, LESSONS, TRIALS
@@ -17,6 +16,7 @@ from decoder.kafka.clients import close, open_producer
 from pipelines.cli import app
 from pipelines.telemetry.forget import Held, pseudonyms_of, sentence
 from tests import raw_batches as raw
+from tests.events import encode_events
 from tests.pipelines.telemetry.conftest import ONE, events, lying, produce, record, spread
 
 KEY = "of these tests, long enough"
@@ -27,7 +27,7 @@ ACME = NAMES.of("tenant", "key:acme")
 def of_acme(sequence: int, first: int) -> bytes:
     """Ten events, half of them the tenant's."""
     mixed = [e._replace(tenant=ACME if e.number % 2 else "") for e in events(first, 10)]
-    return encode_batch(mixed, ONE, sequence)
+    return encode_events(mixed, ONE, sequence)
 
 
 @pytest.fixture

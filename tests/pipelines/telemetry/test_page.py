@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from decoder.contracts.events import COLUMNS, DraftEvent, encode_batch
 from decoder.contracts.features import FEATURES
+from decoder.contracts.fields import COLUMNS
 from decoder.contracts.settings import KafkaSettings
 from pipelines.telemetry.export import export
 from tests.contracts.test_events import EVENT, ORIGIN
+from tests.events import DraftEvent, encode_events
 from tests.pipelines.telemetry.conftest import (
     HOSTILE,
     ONE,
@@ -80,7 +81,7 @@ def test_the_reader_of_a_plain_client_prints_each_event_once(
     lines = capsys.readouterr().out.splitlines()
     assert "2 records of one are missing" in lines
     assert len(lines) == 101
-    (row,) = told["rows"](0, encode_batch([EVENT], ORIGIN, 0))
+    (row,) = told["rows"](0, encode_events([EVENT], ORIGIN, 0))
     assert EVENT.features is not None and (row["worker"], row["accepted"]) == ("w", 4)
     for name, value in zip(FEATURES, EVENT.features, strict=True):
         assert row[f"feature_{name}"] == pytest.approx(float(value), abs=1e-5)
@@ -128,7 +129,7 @@ def folder(empty: KafkaSettings, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """An export, and a file that an interrupted one left and its note does not name."""
     spread(empty, 1)
     cuts = range(0, COUNT, 100)
-    produce(empty, [(0, encode_batch(EVENTS[c : c + 100], ONE, c // 100)) for c in cuts])
+    produce(empty, [(0, encode_events(EVENTS[c : c + 100], ONE, c // 100)) for c in cuts])
     path = tmp_path_factory.mktemp("export") / "events"
     export(empty, path, lambda what, done, whole: None)
     (path / "drafts-00001.parquet").write_bytes((path / "drafts-00000.parquet").read_bytes())

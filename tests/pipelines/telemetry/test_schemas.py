@@ -15,19 +15,21 @@ from jsonschema import Draft202012Validator
 
 from decoder.contracts.bundle import Header
 from decoder.contracts.errors import EventRefused
-from decoder.contracts.events import COLUMNS, LIMITS, decode_batch, encode_batch
+from decoder.contracts.events import decode_batch
 from decoder.contracts.features import SCHEMA_ID
+from decoder.contracts.fields import COLUMNS, LIMITS
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DEAD, DRAFTS, LESSONS, POLICY, TOPICS
 from pipelines.telemetry.schemas import files
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
+from tests.events import encode_events
 from tests.pipelines.telemetry.conftest import folder_of, lying
 
 FOLDER = folder_of("deploy") / "schemas"
 FILES = files()
 SCHEMAS = {name.removesuffix(".json"): json.loads(text) for name, text in FILES.items()}
 KEEPS = {name: Draft202012Validator(schema) for name, schema in SCHEMAS.items()}
-RECORD = json.loads(encode_batch([EVENT, PLAIN], ORIGIN, 3))
+RECORD = json.loads(encode_events([EVENT, PLAIN], ORIGIN, 3))
 
 
 def metadata(bundle: bytes) -> dict[str, Any]:

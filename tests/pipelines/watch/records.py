@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from decoder.contracts.bundle import CHAMPION, frequency_policy
-from decoder.contracts.events import DraftEvent, EventBatch, Origin, decode_batch, encode_batch
+from decoder.contracts.events import EventBatch, Origin, decode_batch
 from decoder.contracts.features import NUM_FEATURES
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.trials import Block, Round
 from pipelines.watch.ledger import Ledger, Phase
+from tests.events import DraftEvent, encode_events
 
 WORKER = "worker-under-test"
 SCOPE = "0123456789abcdef"
@@ -45,7 +46,7 @@ def learner_status(time: float, consumed: int, **changes: Any) -> LearnerStatus:
 
 def batch(events: list[DraftEvent], origin: Origin = ORIGIN) -> EventBatch:
     """``events`` as they come off the topic."""
-    return decode_batch(encode_batch(events, origin, 0))
+    return decode_batch(encode_events(events, origin, 0))
 
 
 def rounds(count: int, began: float, every: float, rates: dict[str, float]) -> list[Round]:

@@ -17,7 +17,6 @@ import pytest
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
 from decoder.contracts.errors import ProcessError
-from decoder.contracts.events import encode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, STATUS, TRIALS
 from decoder.policy.first import first_policy
@@ -38,6 +37,7 @@ from pipelines.watch.page import (
 )
 from tests.conftest import until
 from tests.decoder.telemetry.broker import running, send
+from tests.events import encode_events
 from tests.pipelines.watch import records
 from tests.pipelines.watch.records import (
     EVENTS,
@@ -254,7 +254,7 @@ def test_a_browser_reads_the_ratio_off_the_live_page_and_sees_it_change(kafka) -
 
 
 def test_who_has_sent_requests_is_told_to_wait_and_not_to_send_one(kafka) -> None:
-    made = encode_batch([event(0, time.time())], ORIGIN, 0)
+    made = encode_events([event(0, time.time())], ORIGIN, 0)
     with serving(kafka, 0, request="curl -s there") as url:
         until(  # drafts are read from the end on
             lambda: "take minutes of requests" in get(url).text,

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from decoder.engines.vllm.adapter import Adapter
+from decoder.engines.vllm.batch_step import BatchStep, EngineLimits
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.v1.drafter import MUCH, LateDrafter
-from decoder.engines.vllm.v1.reading import Reading
+from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
 
 
 class V1Adapter(Adapter):
@@ -27,7 +28,7 @@ class V1Adapter(Adapter):
         *args: Any,
         late: LateDrafter | None = None,
         shares_blocks: bool = True,
-        reading: Reading | None = None,
+        reading: PrefillBudget | None = None,
         **rest: Any,
     ) -> None:
         """Put an adapter together.
@@ -45,9 +46,9 @@ class V1Adapter(Adapter):
         self._hits = False  # whether a request of the step under way began in others' blocks
         self._full = False  # whether no more of the step can be set aside
 
-    def before_step(self, runner: Any, scheduler_output: Any) -> None:
+    def begin_step(self, scheduler_output: Any) -> None:
         """Let go of the requests that ended, before their blocks serve others."""
-        super().before_step(runner, scheduler_output)
+        self.before_step(scheduler_output.finished_req_ids)
         late = self.late
         if late is None:
             return
@@ -88,12 +89,12 @@ class V1Adapter(Adapter):
         if self.late is not None and not self.idle:
             self.time(ours=True)
             self._meet(self.late, names, scheduler_output)
-        plan = self.decide(runner, scheduler_output, sampled)
+        plan = self.decide(len(names), lambda: step_of(runner, names, scheduler_output, sampled))
         if self.idle:
             return [[] for _ in names]
         made = self._made(scheduler_output, names, plan, draft)
         drafts = plan.proposals(made)
-        self.drafted(names, [len(tokens) for tokens in drafts], plan.k if any(made) else 0)
+        self.drafted([len(tokens) for tokens in drafts], plan.k if any(made) else 0)
         return drafts
 
     def failed(self) -> None:
@@ -116,7 +117,7 @@ class V1Adapter(Adapter):
         """See which of the step's requests are read, and whether there is room to read later."""
         with self.sparing("the drafter could not follow"):
             # An ended request's blocks may be given to a later prompt that begins alike.
-            late.meet(names, reads=self.reading is None or self.reading.wanted)
+            late.meet(names, reads=self.reading is None or self.reading.allows)
             self.unread = late.skipped.intersection(names)
             self.usual = late.caught_up < MUCH
             scheduled = scheduler_output.num_scheduled_tokens
@@ -143,7 +144,7 @@ class V1Adapter(Adapter):
         try:
             drafts = draft()
             return list(drafts.tolist()) if plan.k else []
-        except Exception:  # noqa: BLE001 - told by the complaints
+        except Exception:  # noqa: BLE001 - told by the limited_log
             self.failed()
             return []
 
@@ -153,3 +154,24 @@ class V1Adapter(Adapter):
         router, table = self.worker.router, self.worker.router.costs.table
         if router.worth_us is not None:
             self.reading.observe(tokens, table.slope, router.worth_us, table.time(rows))
+
+
+def step_of(
+    runner: Any, names: Sequence[str], output: Any, sampled: Sequence[Sequence[int]]
+) -> BatchStep:
+    """The step that a ``GPUModelRunner`` ran by its ``SchedulerOutput``."""
+    requests, ids = runner.requests, runner.input_batch.token_ids_cpu
+    # places kept, or drafts refused by a grammar, are marked with -1 by the scheduler
+    scheduled = output.scheduled_spec_decode_tokens.items()
+    drafts = {name: len(tokens) - tokens.count(-1) for name, tokens in scheduled}
+    scheduler = runner.scheduler_config
+    limits = EngineLimits(
+        runner.input_batch.vocab_size, runner.max_model_len,
+        runner.effective_drafter_max_model_len, scheduler.max_num_scheduled_tokens,
+        scheduler.enable_chunked_prefill,
+    )  # fmt: skip
+    return BatchStep(
+        limits, names, [requests[name] for name in names], sampled, drafts,
+        output.num_scheduled_tokens, output.total_num_scheduled_tokens,
+        output.num_spec_tokens_to_schedule, lambda row: ids[row],
+    )  # fmt: skip

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.trials import MODEL
-from decoder.engines.vllm.attached import adapter_of
+from decoder.engines.vllm.hooks import adapter_of
 from decoder.engines.vllm.requirements import reads_with_positions_alone
 from decoder.engines.vllm.v1.drafter import LateDrafter
-from decoder.engines.vllm.v1.reading import Reading
+from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
 from decoder.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def adapter(
         late = LateDrafter(runner.drafter)
         # Without the floor a policy has its way whatever that costs, and a side that always drafts
         # is not compared where it cannot: then all is read.
-        if settings.floor and MODEL not in settings.sides:
+        if settings.floor and MODEL not in settings.variants:
             models = (config.model_config, config.speculative_config.draft_model_config)
-            reading = Reading(*(m.get_total_num_hidden_layers() for m in models))
+            reading = PrefillBudget(*(m.get_total_num_hidden_layers() for m in models))
     made = V1Adapter(
         *given, late=late, has_model=has_model, reading=reading,
         shares_blocks=bool(config.cache_config.enable_prefix_caching), **rest,
@@ -57,13 +57,13 @@ def full_graphs_of_plain_steps(runner: Any) -> None:
 def _execute_model(
     original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    adapter = adapter_of(runner)
+    adapter: Any = adapter_of(runner)
     if adapter is None:
         return original(runner, scheduler_output, *args, **kwargs)
-    adapter.before_step(runner, scheduler_output)
+    adapter.begin_step(scheduler_output)
     result = original(runner, scheduler_output, *args, **kwargs)
-    adapter.during_step(runner)
-    adapter.after_step(runner, scheduler_output)
+    adapter.during_step(exposed=runner.device.type == "cpu")
+    adapter.after_step(idle=not (scheduler_output.total_num_scheduled_tokens or runner.requests))
     return result
 
 

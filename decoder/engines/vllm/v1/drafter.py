@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoder.engines.vllm.v1.reading import SAMPLE
+from decoder.engines.vllm.v1.prefill_budget import SAMPLE
 
 UNREAD: Final = 128
 """Tokens set aside at most: their hidden states stay in memory, and reading them takes time."""
@@ -317,15 +317,9 @@ class LateDrafter:
             dcp_local_seq_lens=batch.dcp_local_seq_lens,
         )
         pieces = [piece for row in rows for piece in row]
-        return self._read(
-            torch.cat([p.ids[p.start : p.stop] for p in pieces]),
-            positions,
-            torch.cat([p.hidden[p.start : p.stop] for p in pieces]),
-            following,
-            merged,
-            draft,
-            rest,
-        )
+        ids = torch.cat([p.ids[p.start : p.stop] for p in pieces])
+        hidden = torch.cat([p.hidden[p.start : p.stop] for p in pieces])
+        return self._read(ids, positions, hidden, following, merged, draft, rest)
 
     def _read(
         self,

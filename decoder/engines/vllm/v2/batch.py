@@ -1,4 +1,4 @@
-"""What a V2 runner knows of its requests, kept on the host and read as a V1 runner's.
+"""What a V2 runner knows of its requests, kept on the host.
 
 vLLM's own state of a request lies on the device. Its text is followed here from what the scheduler
 says when it begins and from what each step commits.
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from decoder.drafting.drafts import Tokens
+from decoder.engines.vllm.batch_step import BatchStep, EngineLimits
 from decoder.engines.vllm.plan import Plan
 
 
@@ -67,16 +67,12 @@ class Request:
 
 @dataclass
 class Batch:
-    """The requests of one runner, and the step under way.
-
-    Stands before the adapter as a V1 runner, as its ``input_batch``, and as that one's table of
-    tokens. ``lengths`` are of the drafts that wait on the device, by request.
-    """
+    """The requests of one runner, and the step under way; ``lengths`` are of the drafts that wait
+    on the device, by request."""
 
     runner: Any
     requests: dict[str, Request] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
-    req_ids: list[str] = field(default_factory=list)
     step: Any = None
     """The step's ``SchedulerOutput`` with drafts as long as they are."""
     placed: dict[str, int] = field(default_factory=dict)
@@ -84,24 +80,18 @@ class Batch:
     """Draft tokens that each request of the step was scheduled with, and those that are left."""
 
     def __post_init__(self) -> None:
-        config = self.runner.vllm_config
-        self.input_batch = self.token_ids_cpu = self
-        self.scheduler_config, self.device = config.scheduler_config, self.runner.device
-        self.vocab_size = config.model_config.get_vocab_size()
-
-    def __getitem__(self, row: int) -> Tokens:
-        return np.array(self.requests[self.req_ids[row]].prompt_token_ids or (), np.int32)
+        self._vocabulary = self.runner.vllm_config.model_config.get_vocab_size()
 
     @property
-    def max_model_len(self) -> int:
-        """Tokens of a request at most."""
-        return int(self.runner.max_model_len)
-
-    @property
-    def effective_drafter_max_model_len(self) -> int:
-        """Tokens of a request that the drafter reaches to."""
+    def limits(self) -> EngineLimits:
+        """What the engine was started with; vLLM may cut ``max_model_len`` to its memory."""
+        scheduler, longest = self.runner.vllm_config.scheduler_config, self.runner.max_model_len
         drafter = self.runner.speculative_config.draft_model_config
-        return min(self.max_model_len, int(drafter.max_model_len))
+        return EngineLimits(
+            self._vocabulary, longest,
+            min(longest, drafter.max_model_len) if drafter is not None else 0,
+            scheduler.max_num_scheduled_tokens, scheduler.enable_chunked_prefill,
+        )  # fmt: skip
 
     def begin(self, output: Any) -> None:
         """Take in which requests a ``SchedulerOutput`` begins, goes on with, and ends."""
@@ -156,17 +146,20 @@ class Batch:
 
     def commit(self, names: Sequence[str], sampled: Sequence[Sequence[int]]) -> None:
         """Take in what a step committed, by rows of the batch."""
-        self.req_ids = list(names)
         for name, tokens in zip(names, sampled, strict=True):
             if tokens:
-                self.requests[name].write(tokens, self.max_model_len)
+                self.requests[name].write(tokens, self.runner.max_model_len)
 
-    def seen(self, most: int) -> Any:
-        """The step as a scheduler tells it that knows its drafts, and wants ``most`` tokens."""
-        drafts = {name: [0] * count for name, count in self.verified.items() if count}
-        return dataclasses.replace(
-            self.step, scheduled_spec_decode_tokens=drafts, num_spec_tokens_to_schedule=most
-        )
+    def report(
+        self, names: Sequence[str], sampled: Sequence[Sequence[int]], most: int
+    ) -> BatchStep:
+        """The step; the next one has places for ``most`` draft tokens of a request."""
+        states = [self.requests[name] for name in names]
+        return BatchStep(
+            self.limits, names, states, sampled, self.verified, self.step.num_scheduled_tokens,
+            self.step.total_num_scheduled_tokens, most,
+            lambda row: np.array(states[row].prompt_token_ids or (), np.int32),
+        )  # fmt: skip
 
     def chosen(self, names: Sequence[str], plan: Plan) -> list[int]:
         """The length of each row's next draft, of the cache or of as many tokens as the model

@@ -15,6 +15,7 @@ Nothing is lost by cutting them: the scheduler takes them for refused.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
@@ -26,7 +27,7 @@ from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
 
-from decoder.engines.vllm.attached import adapter_of
+from decoder.engines.vllm.hooks import adapter_of
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.v2.batch import Batch
 from decoder.engines.vllm.v2.scheduler import VERIFIED
@@ -87,13 +88,14 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         if adapter is None:
             return super().execute_model(scheduler_output, *args, **kwargs)
         self.adapter = adapter
-        adapter.before_step(self.batch, scheduler_output)
+        adapter.before_step(scheduler_output.finished_req_ids)
         with adapter.sparing("requests could not be followed"):
             self.batch.begin(scheduler_output)
         trimmed = self.batch.trimmed(scheduler_output)
         result = super().execute_model(trimmed, *args, **kwargs)
-        adapter.during_step(self.batch)
-        adapter.after_step(self.batch, scheduler_output)
+        adapter.during_step(exposed=self.device.type == "cpu")
+        tokens = scheduler_output.total_num_scheduled_tokens
+        adapter.after_step(idle=not (tokens or self.batch.requests))
         return result
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -139,14 +141,15 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         sampled = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
         with self.adapter.sparing("what was committed could not be followed"):
             self.batch.commit(names, sampled)
-        return self.adapter.decide(self.batch, self.batch.seen(most), sampled)
+        step = functools.partial(self.batch.report, names, sampled, most)
+        return self.adapter.decide(len(names), step)
 
     def drafts(self, names: list[str], plan: Plan, made: Tensor | None) -> Tensor:
         """All drafts int64 [requests, longest], -1 behind each; ``made`` are the model's."""
         if made is None:
             plan = dataclasses.replace(plan, k=0)
         lengths = self.batch.chosen(names, plan)
-        self.adapter.drafted(names, lengths, plan.k)
+        self.adapter.drafted(lengths, plan.k)
         given = np.full((len(names), self.num_speculative_steps), -1, np.int64)
         for row, tokens in zip(given, plan.given, strict=True):
             row[: len(tokens)] = tokens

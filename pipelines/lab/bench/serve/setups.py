@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from decoder.contracts.errors import ModelError, SettingsError
-from decoder.contracts.redacted import told
+from decoder.contracts.masking import masked_variables
 from pipelines.lab.bench.serve.load import SLICE_S, turns
 from pipelines.prompts import Prompt
 from pipelines.serve.command import ServeOptions, serve_command, speculative_config
@@ -170,7 +170,7 @@ class Plan:
             "hybrid": speculative_config(self.options.drafter),
             "server_arguments": list(self.options.extra),
             "policy": self.decides_by,
-            "environment": told(
+            "environment": masked_variables(
                 {k: v for k, v in os.environ.items() if k.startswith(("HVD_", "VLLM_"))}
             ),
             "concurrency": [at_once for at_once, _ in self.levels],

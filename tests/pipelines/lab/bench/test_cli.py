@@ -18,13 +18,13 @@ from typer.testing import CliRunner, Result
 
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.features import NUM_FEATURES
-from decoder.drafting.eagle3 import save_head
 from decoder.drafting.suffix import TOKEN_BYTES
 from decoder.policy.probes import to_bytes
 from pipelines.cli import app
 from pipelines.lab.bench import step_cost
 from pipelines.lab.bench.learner import RECORD
 from pipelines.lab.bench.serve.load import Selection, levels
+from pipelines.lab.drafter.save import save_head
 from pipelines.workloads import WORKLOADS
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_head, tiny_target
 

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from decoder.contracts.errors import SettingsError
-from decoder.contracts.events import Origin, encode_batch
+from decoder.contracts.events import Origin
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS
 from decoder.policy.probes import to_bytes
@@ -30,6 +30,7 @@ from pipelines.prompts import Prompt
 from pipelines.stack.running import TRACKING_VARIABLE
 from pipelines.watch.ledger import ingest
 from tests.conftest import random_policy, until
+from tests.events import encode_events
 from tests.learner.traffic import Traffic
 
 PROMPT = Prompt("p", "chat", "chat", ({"role": "user", "content": "?"},))
@@ -87,7 +88,7 @@ def test_an_answer_is_right_or_not(tokens: Any, refused: int, error: str, faults
 
 
 EVENTS = Traffic(seed=1).events(3)[:40]
-BATCH = DRAFTS.name, encode_batch(EVENTS, Origin("s", "w", "a"), 0)
+BATCH = DRAFTS.name, encode_events(EVENTS, Origin("s", "w", "a"), 0)
 ALL = max(event.number for event in EVENTS) + 1
 Record = tuple[str, bytes | None]
 

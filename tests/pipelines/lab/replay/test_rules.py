@@ -15,19 +15,18 @@ from rich.console import Console
 
 from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.errors import TraceError
-from decoder.contracts.events import DECIMALS, DraftEvent, Origin, decode_batch
+from decoder.contracts.events import DECIMALS, Origin, decode_batch, encode_batch
 from decoder.contracts.features import FEATURES
 from decoder.core.guards.floor import Floor
-from decoder.engines.reference.buckets import RuleLog
-from decoder.engines.reference.method import Method, method
-from decoder.engines.reference.recording import record
+from decoder.engines.reference.method import Method
 from decoder.engines.reference.session import Session
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
 from learner.rows import COLUMNS as ROW_COLUMNS
-from learner.rows import Rows, from_batch, from_events, joined
+from learner.rows import Rows, from_batch, joined
+from pipelines.lab.drafter.chains import record
 from pipelines.lab.replay import study
 from pipelines.lab.replay.study import taught
 from pipelines.lab.replay.traces import Parts, Trace
@@ -39,9 +38,11 @@ from pipelines.replay.engine import (
     foreseen,
     model_acceptance,
 )
+from pipelines.replay.rivals import method
 from pipelines.stats import Spent, against_best, interval
 from tests.decoder.simulated import trusting_policy
-from tests.engines.tiny import tiny_engine, tiny_prompt
+from tests.engines.tiny import session_of, tiny_engine, tiny_prompt
+from tests.events import DraftEvent, KeepingLog, events_of, from_events
 from tests.pipelines.lab.replay.samples import copying_traces, dialogue, token_classes
 
 SETTINGS = WorkerSettings()
@@ -120,7 +121,7 @@ def every() -> dict[str, Method]:
 @pytest.mark.parametrize("name", list(every()))
 def test_a_replay_has_the_engines_own_cycles(name: str, traces: list[Trace]) -> None:
     engine, by = tiny_engine(0), every()[name]
-    session = Session(engine, by)
+    session, _ = session_of(engine, by)
     cycles, rows = Simulator(engine.token_classes, SETTINGS).decode(traces, by)
     for index, trace in enumerate(traces):
         stop = frozenset(trace.output[-1:] if len(trace.output) < trace.allowed else ())
@@ -193,19 +194,6 @@ OF_THE_RUN = ("request", "session", "time", "step_us")
 BY = Method("hybrid", first_policy("scope"))
 
 
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The records of what a session's router writes into its ring, as a carrier makes them."""
-    records: list[bytes] = []
-
-    def put(log: RuleLog, rows: np.ndarray) -> None:
-        assert log.ring is not None
-        records.append(log.ring.record(rows, Origin("scope", "worker", "1f"), len(records)))
-
-    monkeypatch.setattr(RuleLog, "put", put)
-    return records
-
-
 def in_order(events: Sequence[DraftEvent]) -> list[DraftEvent]:
     """Requests one after the other, by number of cycle."""
     began = list(dict.fromkeys(event.request for event in events))
@@ -218,10 +206,19 @@ def differing(mine: Rows, other: Rows) -> list[str]:
     return [n for n in told if getattr(mine, n).tobytes() != getattr(other, n).tobytes()]
 
 
-def test_a_served_run_its_replay_and_the_learners_rows_are_one(sent: list[bytes]) -> None:
+def test_a_served_run_its_replay_and_the_learners_rows_are_one() -> None:
+    records: list[bytes] = []
+
+    def send(rows: np.ndarray) -> None:
+        """As an exporter does."""
+        assert log.ring is not None
+        batch = log.ring.batch(rows, Origin("scope", "worker", "1f"), len(records))
+        records.append(encode_batch(batch))
+
+    log = KeepingLog(send)
     engine = tiny_engine(0)
     engine.token_classes = token_classes()
-    session = Session(engine, BY, floor=Floor(True))
+    session = Session(engine, BY, floor=Floor(True), sink=log)
     session.router.pause = None  # it weighs this machine's clock
     traces = []
     # the first stops inside a model draft; the last three have outputs of others to copy from
@@ -230,16 +227,16 @@ def test_a_served_run_its_replay_and_the_learners_rows_are_one(sent: list[bytes]
         output = session.generate(prompt, 60, stop_ids=frozenset({end})).tokens
         found = record(engine, prompt, output)
         traces.append(Trace(f"s{seed}", prompt, output, allowed=60, model_accepted=found))
-    batches = [decode_batch(value) for value in sent]
-    told = in_order([event for batch in batches for event in batch.events])
+    batches = [decode_batch(value) for value in records]
+    told = in_order([event for batch in batches for event in events_of(batch)])
     assert (told[0].arm, told[0].model_accepted) == ("model", None)
-    served, learned = from_events(session.sink), joined([from_batch(batch) for batch in batches])
+    served, learned = from_batch(log.batch()), joined([from_batch(batch) for batch in batches])
     rounded = served.features.astype(np.float64).round(DECIMALS).astype(np.float32)
     assert differing(replace(served, features=rounded), learned) == []
 
     simulator = Simulator(engine.token_classes, engine.settings)
     cycles, replayed = simulator.decode(traces, BY, floor=Floor(True))
-    assert differing(from_events(in_order(session.sink)), replayed) == []
+    assert differing(from_events(in_order(log.every)), replayed) == []
     verified = cycles.verified > 0  # with no room for a draft there is no event
     columns = (cycles.position, cycles.arm, cycles.verified)
     rows = zip(*(column[verified].tolist() for column in columns), strict=True)

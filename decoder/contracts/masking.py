@@ -1,0 +1,43 @@
+"""Masks secrets in addresses wherever text is shown: errors, logs, pages, reports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+_AUTHORITY: Final = re.compile(r"(?<=://)[^\s'\"<>]*")
+"""Matched greedily: searching an ``@`` after each of many ``://`` takes quadratic time."""
+_SECRET_PARAMETER: Final = re.compile(
+    r"(?i)([?&;][\w.-]*(?:password|passwd|pwd|secret|token|signature|credential|key|sig)=)"
+    r"[^\s&;'\"<>]+"
+)
+_SECRET_NAME: Final = re.compile(r"(?i)(PASSWORD|SECRET|TOKEN|KEY)$")
+
+
+def masked(text: str) -> str:
+    """``text`` with ``***`` in place of the user information of URLs and of secret parameters.
+
+    A path with an ``@`` loses more than it must: an unquoted password may hold any character,
+    ``/`` and ``@`` included.
+    """
+    return _SECRET_PARAMETER.sub(r"\1***", _AUTHORITY.sub(lambda m: _host(m[0], "***@"), text))
+
+
+def masked_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables as a report may show them, by name."""
+    return {
+        name: "***" if _SECRET_NAME.search(name) else masked(value)
+        for name, value in sorted(variables.items())
+    }
+
+
+def without_login(address: str) -> str:
+    """``address`` without user information, for links that each reader follows as themselves."""
+    return _AUTHORITY.sub(lambda m: _host(m[0], ""), address)
+
+
+def _host(authority: str, user: str) -> str:
+    """``authority`` with ``user`` in place of its user information, if it has any."""
+    _, separator, host = authority.rpartition("@")
+    return user + host if separator else host

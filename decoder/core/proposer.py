@@ -1,0 +1,244 @@
+"""What may be drafted for the requests of a step, compiled: looked up, and described."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.compiled import Handle, Int64Array, compiled, entry_point
+from decoder.contracts.features import RECENT
+from decoder.core.payoff.memory import hashed, recall
+from decoder.core.table import state_of
+from decoder.drafting.drafts import Limits
+from decoder.drafting.matches import BACK, Continuation, draft, fetch, newest
+from decoder.drafting.pages import ORDERS
+
+LOOK_UP: Final = np.dtype(
+    [
+        ("longest", "i8"),  # tokens of any draft
+        ("shown", "i8"),  # whether cache drafts are looked up
+        ("depth", "i8"),  # as of decoder.drafting.drafts.Limits
+        ("most", "i8"),
+        ("factor", "f8"),
+        ("offset", "f8"),
+        ("least", "f8"),
+    ],
+    align=True,
+)
+"""What a step's drafts are looked up by."""
+
+
+def look_up_by(limits: Limits | None, longest: int) -> NDArray[Any]:
+    """Of :data:`LOOK_UP` [1]: cache drafts within ``limits``, or none; of ``longest`` tokens at
+    most."""
+    made = np.zeros(1, LOOK_UP)
+    made[0] = (longest, limits is not None, *(limits or (0, 0, 0.0, 0.0, 0.0)))
+    return made
+
+
+class Found(NamedTuple):
+    """The cache draft of a request, of two texts that were asked: its own, and its key's."""
+
+    best: Continuation
+    rival: Continuation  # of the other text; of no tokens if it has none
+    local: int  # 1: the best is of its own
+    rival_first: float  # probability of the rival's first token
+    agreement: int  # tokens on which both begin alike
+
+
+@compiled
+def room_of(request: Any, longest: int) -> int:
+    """Tokens of a draft for a request, at most ``longest``; one place is kept for the target's own.
+
+    While fewer than its least tokens are written a draft does not reach them: vLLM forbids the end
+    in that place, too, by the length before it.
+    """
+    if not request["speculates"] or request["ended"]:
+        return 0
+    written = request["length"] - request["prompt_len"]
+    left = request["max_tokens"] - written
+    left = min(left, request["max_length"] - request["length"]) - 1
+    least = request["min_tokens"] - written
+    return int(min(left, longest, least - 1 if least > 0 else longest))
+
+
+@compiled
+def classify(features: Any, tokens: NDArray[np.int32], classes: NDArray[np.float32]) -> None:
+    """Shares of a draft's tokens in each class, then those of its first; ids behind the vocabulary
+    have none. Mutates ``features``."""
+    shares, firsts, width = features["shares"], features["firsts"], classes.shape[1]
+    shares[:] = np.float32(0.0)
+    firsts[:] = np.float32(0.0)
+    for place in range(len(tokens)):
+        token = tokens[place]
+        if 0 <= token < len(classes):
+            for c in range(width):
+                shares[c] += classes[token, c]
+                if place == 0:
+                    firsts[c] = classes[token, c]
+    for c in range(width):
+        shares[c] /= np.float32(len(tokens))
+
+
+@compiled
+def describe_match(features: Any, found: Found, probs: NDArray[np.float32]) -> None:
+    """Fill in what the look-up says of a draft whose tokens survive with ``probs``."""
+    best, rival, length = found.best, found.rival, found.best.length
+    features["score"], features["match_len"] = best.score, best.match
+    features["draft_len"] = length
+    features["log_score"] = np.log1p(features["score"])
+    features["log_match"] = np.log1p(features["match_len"])
+    features["log_len"] = np.log1p(features["draft_len"])
+    features["log_rival_score"] = np.log1p(np.float32(rival.score))
+    features["log_rival_match"] = np.log1p(np.float32(rival.match))
+    features["log_rival_len"] = np.log1p(np.float32(rival.length))
+    features["log_agreement"] = np.log1p(np.float32(found.agreement))
+    features["score_share"], features["last_prob"] = best.score / length, probs[length - 1]
+    for i in range(5):
+        place = (1 << i) - 1
+        features["probs"][i] = probs[place] if place < length else np.float32(0.0)
+    features["rival_prob_1"] = found.rival_first
+    features["agreement_share"] = found.agreement / length
+    features["disagree"] = rival.length > 0 and found.agreement == 0
+    features["local"] = found.local
+
+
+@compiled
+def describe_request(features: Any, handle: Handle, slot: int) -> None:
+    """Fill in what the table says of a request."""
+    table = state_of(handle).table
+    request = table.requests[slot]
+    written = request["length"] - request["prompt_len"]
+    since_break = max(written - request["broke_at"], 0)
+    features["log_prompt_len"] = np.log1p(np.float32(request["prompt_len"]))
+    features["log_generated_len"] = np.log1p(np.float32(written))
+    features["log_since_break"] = np.log1p(np.float32(since_break))
+    features["relative_position"] = written / max(request["max_tokens"], 1)
+    features["cache_share"] = request["cache_share"]
+    payoffs, known = request["payoffs"], request["num_payoffs"]
+    for i in range(3):
+        features["payoffs"][i] = payoffs[(known - 1 - i) % RECENT] if known > i else 0
+    total, most = 0, 0
+    for i in range(min(known, RECENT)):
+        total += payoffs[i]
+        most = max(most, payoffs[i])
+    features["payoff_mean"] = total / max(min(known, RECENT), 1)
+    features["payoff_max"] = most
+    oldest = table.open[slot, 0]
+    features["streak"] = table.cycles[oldest]["held"] if request["num_open"] else 0
+    features["first_recent"] = request["first"]
+    features["log_payoff_fast"] = request["log_fast"]
+    features["log_payoff_slow"] = request["log_slow"]
+    features["model_recent"] = request["model_recent"]
+
+
+@compiled
+def keys_of(
+    context: NDArray[np.int32], length: int, tokens: NDArray[np.int32], keys: NDArray[np.int64]
+) -> None:
+    """Fill ``keys`` with what the memory is asked by, in the order of ``MEMORY_KEYS``."""
+    keys[0] = hashed(tokens, 0, min(len(tokens), 8), 11)
+    keys[1] = hashed(context, BACK - min(length, 2), BACK, 22)
+    keys[2] = hashed(tokens, 0, 1, hashed(context, BACK - min(length, 1), BACK, 33) & 0x7FFFFFFF)
+
+
+@compiled
+def describe(handle: Handle, slot: int, row: int, found: Found, probs: NDArray[np.float32]) -> None:
+    """Fill row ``row`` of the offers with features and keys of the draft whose tokens are there."""
+    state = state_of(handle)
+    features, request = state.offers.drafts[row], state.table.requests[slot]
+    tokens, keys = state.offers.tokens[row, : found.best.length], state.offers.keys[row]
+    keys_of(request["context"], request["length"], tokens, keys)
+    describe_match(features, found, probs)
+    describe_request(features, handle, slot)
+    memory = state.payoffs.memories[request["memory"]]
+    features["tenant_first"], features["tenant_log_payoff"] = memory["first"], memory["log_payoff"]
+    recall(state.payoffs, request["memory"], keys, features["memory"])
+    classify(features, tokens, state.classes)
+
+
+@compiled
+def look_up(handle: Handle, slot: int, limits: Limits) -> Found:
+    """Ask a request's own text and its key's. Overwrites the ``look_ups`` of the state."""
+    state = state_of(handle)
+    pool, request, ours, theirs = (
+        state.pool, state.table.requests[slot], state.look_ups.ours, state.look_ups.theirs
+    )  # fmt: skip
+    own, shared = request["index"], pool.indexes[request["index"]]["shared"]
+    context = request["context"][BACK - min(request["length"], BACK) :]
+    mine, other = Continuation(0, 0, 0.0, 0), Continuation(0, 0, 0.0, 0)
+    if pool.indexes[own]["num_pages"] > 0:
+        mine = draft(pool, own, context, limits, ours, state.look_ups.scratch)
+    if shared > 0 and pool.indexes[shared]["num_pages"] > 0:
+        other = draft(pool, shared, context, limits, theirs, state.look_ups.scratch)
+    agreement = 0
+    while (
+        agreement < min(mine.length, other.length)
+        and ours.tokens[agreement] == theirs.tokens[agreement]
+    ):
+        agreement += 1
+    if mine.length == 0 or (other.length > 0 and other.score > mine.score):
+        first = float(ours.probs[0]) if mine.length else 0.0
+        return Found(other, mine, 0, first, agreement)
+    return Found(mine, other, 1, float(theirs.probs[0]) if other.length else 0.0, agreement)
+
+
+@compiled
+def prefetch(handle: Handle, slots: NDArray[np.int64]) -> None:
+    """Have what the look-ups of a step will follow in the processor's caches."""
+    state = state_of(handle)
+    pool = state.pool
+    ahead = np.empty((2 * len(slots), len(ORDERS)), np.int64)
+    for i in range(len(slots)):
+        request = state.table.requests[slots[i]]
+        own, context = request["index"], request["context"]
+        shared = pool.indexes[own]["shared"]
+        for order in range(len(ORDERS)):
+            ahead[2 * i, order] = newest(pool, own, context, order)
+            ahead[2 * i + 1, order] = newest(pool, shared, context, order)
+    fetch(pool, ahead.ravel())
+
+
+@entry_point
+def propose(
+    handle: Handle, slots: Int64Array, look_ups: Annotated[NDArray[Any], LOOK_UP]
+) -> tuple[int, int]:
+    """Look up the cache drafts of those that may have a draft, and describe them.
+
+    Args:
+        handle: of the state, whose ``offers`` are filled.
+        slots: of the step's requests, -1 for one that is not followed.
+        look_ups: [1].
+
+    Returns:
+        how many requests may have a draft, and how many of them have a cache draft.
+    """
+    state, by = state_of(handle), look_ups[0]
+    offers, n, m = state.offers, 0, 0
+    if by["shown"]:
+        prefetch(handle, slots)
+    for place in range(len(slots)):
+        slot = slots[place]
+        room = room_of(state.table.requests[slot], by["longest"]) if slot >= 0 else 0
+        if room <= 0:
+            continue
+        candidate = offers.candidates[n]
+        candidate["place"], candidate["room"], candidate["draft"] = place, room, -1
+        candidate["unable"] = 0
+        n += 1
+        if not by["shown"] or state.table.requests[slot]["index"] == 0:
+            continue
+        most = min(room, by["most"])
+        limits = Limits(by["depth"], most, by["factor"], by["offset"], by["least"])
+        found = look_up(handle, slot, limits)
+        length = found.best.length
+        if length == 0:
+            continue
+        best = state.look_ups.ours if found.local else state.look_ups.theirs
+        offers.tokens[m, :length] = best.tokens[:length]
+        describe(handle, slot, m, found, best.probs)
+        candidate["draft"] = m
+        m += 1
+    return n, m

@@ -1,0 +1,107 @@
+"""Methods that only the laboratory decides by, beside those of the reference engine.
+
+``buckets``: payoffs of cache drafts counted by where they came from, and nothing learned beside.
+What vLLM's suffix decoding does after 0.33, with a model draft in the place of no draft: counts by
+source (the request's own text, or others'), length of match and position in the draft, the chance
+of a position being (accepted + 1) / (observed + 2), halved every :data:`HALVES` steps. Drafts and
+arms are priced as a survival policy's are, so that what differs is the estimate alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.contracts.bundle import Policy, frequency_policy
+from decoder.contracts.features import FEATURES, FloatArray
+from decoder.core.choice import Chosen, Step, choose
+from decoder.engines.reference import method as reference
+from decoder.engines.reference.method import ALWAYS, Maker, Method
+from decoder.policy.loops import Terms, draft_length, share_out, yields_of_places
+from decoder.policy.pricing import value_of
+from pipelines.replay.events import EventLog
+
+HALVES: Final = 1024
+"""Steps after which counts lose half their weight."""
+MATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Longest match of each bucket; a ninth holds what is longer."""
+POSITIONS: Final = 64
+"""Positions counted by themselves; later ones share the last."""
+_LOCAL, _MATCH, _LENGTH = (FEATURES.index(n) for n in ("local", "match_len", "draft_len"))
+
+
+class Buckets:
+    """Counts of one worker, in the place of :func:`decoder.core.choice.choose`."""
+
+    def __init__(self) -> None:
+        shape = 2, len(MATCHES) + 1, POSITIONS
+        self._accepted, self._observed = np.zeros(shape), np.zeros(shape)
+        self._steps = 0
+
+    def update(self, rows: NDArray[Any]) -> None:
+        """Count the labels of cache drafts, censored ones as far as they are known. Mutates.
+
+        Args:
+            rows: [n] of :data:`decoder.contracts.fields.ROW`.
+        """
+        rows = rows[rows["draft_len"] > 0]
+        sources, matches = _places(rows["features"])
+        broke = (rows["censored"] == 0) & (rows["accepted"] < rows["draft_len"])
+        for row, (source, match) in enumerate(zip(sources, matches, strict=True)):
+            accepted = min(int(rows["accepted"][row]), POSITIONS)
+            self._accepted[source, match, :accepted] += 1
+            self._observed[source, match, : accepted + broke[row]] += 1
+
+    def curves(self, features: FloatArray) -> FloatArray:
+        """Survival of each draft through each of its positions: float32 [m, POSITIONS]."""
+        held = (self._accepted + 1.0) / (self._observed + 2.0)
+        found: FloatArray = np.cumprod(held[_places(features)], axis=1, dtype=np.float32)
+        found[np.arange(POSITIONS) >= features[:, _LENGTH, None]] = 0.0
+        return found
+
+    def __call__(self, policy: Policy, step: Step) -> Chosen:
+        """As :func:`decoder.core.choice.choose`; model drafts yield what they did lately."""
+        self._steps += 1
+        if self._steps % HALVES == 0:
+            self._accepted /= 2.0
+            self._observed /= 2.0
+        n, rows, costs, k = len(step.candidates), step.batch_size, step.costs, step.model_len
+        curves = np.zeros((n, POSITIONS), np.float32)
+        curves[step.owners] = self.curves(step.features)
+        terms = Terms(value_of(costs, rows, step.rate), rows, step.budget, costs.prices)
+        yields = np.empty((n, max(k, 1)), np.float32)
+        yields[:] = yields_of_places(step.odds, k) if k else 0.0
+        k = draft_length(yields, terms, costs.dense) if k else 0
+        model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
+        arms, lengths, _ = share_out(curves, model, k, terms, costs.dense)
+        candidates = step.candidates
+        candidates["wanted"], candidates["length"] = arms, lengths
+        candidates["expected"], candidates["model"] = curves.sum(axis=1), model
+        return Chosen(k or step.model_len)
+
+
+METHODS: Final[Mapping[str, Maker]] = {
+    **reference.METHODS,
+    "buckets": lambda p, t, k: Method("buckets", frequency_policy("", ALWAYS), rule=Buckets),
+}
+"""Makers by name. ``buckets`` drafts as the worker does."""
+method = partial(reference.method, makers=METHODS)
+"""The method of a name, of these."""
+
+
+def deciding(method: Method) -> tuple[EventLog, Callable[..., Chosen]]:
+    """For one run of ``method``: the log of its events, and what chooses."""
+    if method.rule is None:
+        return EventLog(), choose
+    rule = method.rule()
+    return EventLog(rule.update), rule
+
+
+def _places(features: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Source and bucket of match [m] of the drafts with ``features`` [m, features]."""
+    source = (features[:, _LOCAL] > 0.5).astype(np.int64)
+    return source, np.searchsorted(MATCHES, features[:, _MATCH]).astype(np.int64)

@@ -1,0 +1,42 @@
+"""Functions of the hot path take a handful of things and can be seen at a glance."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import decoder
+
+ARGUMENTS, COMPILED_ARGUMENTS, LINES = 7, 6, 50
+ROOMS = ("core", "policy", "drafting", "engines", "compiled.py")
+LARGER = {
+    "__init__ of DraftRouter",  # a constructor, by keywords
+    "correct",  # of the Kalman filter
+    "generate",  # of the reference engine
+}  # fmt: skip
+"""Those that are not there yet; whoever mends one takes it off."""
+
+
+def too_large(path: Path) -> set[str]:
+    tree, found = ast.parse(path.read_text()), set()
+    owners = {f: c for c in ast.walk(tree) if isinstance(c, ast.ClassDef) for f in c.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            count = len([a for a in every if a.arg not in ("self", "cls")])
+            marks = {d.id for d in node.decorator_list if isinstance(d, ast.Name)}
+            most = COMPILED_ARGUMENTS if marks & {"compiled", "entry_point"} else ARGUMENTS
+            assert node.end_lineno is not None
+            if count > most or node.end_lineno - node.lineno >= LINES:
+                owner = f" of {owners[node].name}" if node.name == "__init__" else ""
+                found.add(node.name + owner)
+    return found
+
+
+def test_no_function_takes_more_than_seven_things_or_fifty_lines() -> None:
+    root = Path(decoder.__file__).parent
+    paths = [
+        p for room in ROOMS for p in ([root / room] if "." in room else (root / room).rglob("*.py"))
+    ]
+    assert len(paths) > 50
+    assert set().union(*map(too_large, paths)) == LARGER
