@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from decoder.trial.effect import WIDTH
+from decoder.experiment.effect import WIDTH
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
 from learner import checkpoint
