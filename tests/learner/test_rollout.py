@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from decoder.experiment.effect import WIDTH
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
+from decoder.experiment.effect import WIDTH
 from learner import checkpoint
 from learner.comparison import Outcome
 from learner.registry import Standing
