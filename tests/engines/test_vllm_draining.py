@@ -29,8 +29,8 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 @pytest.fixture(autouse=True)
 def times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was let in enters the engine at once, and it may take for ever to say so."""
-    monkeypatch.setattr(draining, "ENTERS_S", 0.01)
-    monkeypatch.setattr(draining, "LONGEST_S", 600.0)
+    monkeypatch.setattr(draining, "TOKENISE_S", 0.01)
+    monkeypatch.setattr(draining, "MAX_WAIT_S", 600.0)
 
 
 class Engine:
@@ -105,7 +105,7 @@ async def test_an_engine_that_cannot_answer_is_shut_down(
 ) -> None:
     engine = Engine(errored)
     if not errored:
-        monkeypatch.setattr(draining, "LONGEST_S", 0.1)
+        monkeypatch.setattr(draining, "MAX_WAIT_S", 0.1)
     app = app_of(engine)
     async with client_of(app) as client:
         assert (await client.get("/health")).status_code == 200
