@@ -149,7 +149,7 @@ def test_what_does_not_repeat_is_not_believed(clock: Clock) -> None:
 def test_without_any_time_one_size_is_timed(clock: Clock) -> None:
     taken = Profile("here", most=65, seconds=0.0)
     assert not taken.take(clock.step(lambda n: 0.9), clock.step(lambda n: 0.1))
-    assert [*taken.target] == [1] and taken.doubt == "it holds 1 sizes of a step"
+    assert [*taken.target] == [1] and taken.doubt == "only 1 step sizes were timed"
     assert taken.costs.table.time(1) == pytest.approx(0.9e6, rel=0.01)
 
 
