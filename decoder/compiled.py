@@ -139,10 +139,10 @@ def opener(kind: type[T]) -> Callable[[Any], T]:
             populate_array(array, data, shape, strides, step, None)
             return array._getvalue()
 
-        def value_of(held: Any) -> Any:
-            if isinstance(held, types.NamedTuple):
-                return context.make_tuple(builder, held, [value_of(part) for part in held.types])
-            return array_of(held)
+        def value_of(field: Any) -> Any:
+            if isinstance(field, types.NamedTuple):
+                return context.make_tuple(builder, field, [value_of(part) for part in field.types])
+            return array_of(field)
 
         return value_of(opened)
 

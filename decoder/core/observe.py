@@ -44,7 +44,7 @@ OBSERVED: Final = np.dtype(
     align=True,
 )
 """A step, and the totals of its requests."""
-TAUGHT: Final = (0.3, 0.05, 0.1, 0.1)
+SMOOTHING: Final = (0.3, 0.05, 0.1, 0.1)
 """Smoothing weights of a new payoff: fast mean, slow mean, share of accepted first tokens, and a
 request's mean of model drafts."""
 
@@ -80,9 +80,9 @@ def learn_payoff(request: Any, accepted: int, length: int) -> None:
     request["payoffs"][request["num_payoffs"] % RECENT] = accepted
     request["num_payoffs"] += 1
     value = np.log1p(float(accepted))
-    request["first"] += TAUGHT[2] * ((1.0 if accepted > 0 else 0.0) - request["first"])
-    request["log_fast"] += TAUGHT[0] * (value - request["log_fast"])
-    request["log_slow"] += TAUGHT[1] * (value - request["log_slow"])
+    request["first"] += SMOOTHING[2] * ((1.0 if accepted > 0 else 0.0) - request["first"])
+    request["log_fast"] += SMOOTHING[0] * (value - request["log_fast"])
+    request["log_slow"] += SMOOTHING[1] * (value - request["log_slow"])
     if accepted < length:
         request["broke_at"] = request["length"] - request["prompt_len"]
 
@@ -131,7 +131,7 @@ def count(handle: Handle, slot: int, number: int, reported: int) -> None:
         observe_model(odds, state.seen, accepted, verified, cycle["step"]["models"])
         yielded = accepted + payoff_of(odds, len(odds) - verified) * (accepted == verified)
         request = table.requests[slot]
-        request["model_recent"] += TAUGHT[3] * (yielded - request["model_recent"])
+        request["model_recent"] += SMOOTHING[3] * (yielded - request["model_recent"])
 
 
 @compiled

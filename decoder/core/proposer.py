@@ -97,8 +97,8 @@ def describe_match(features: Any, found: Found, probs: NDArray[np.float32]) -> N
     features["log_agreement"] = np.log1p(np.float32(found.agreement))
     features["score_share"], features["last_prob"] = best.score / length, probs[length - 1]
     for i in range(5):
-        place = (1 << i) - 1
-        features["probs"][i] = probs[place] if place < length else np.float32(0.0)
+        position = (1 << i) - 1
+        features["probs"][i] = probs[position] if position < length else np.float32(0.0)
     features["rival_prob_1"] = found.rival_first
     features["agreement_share"] = found.agreement / length
     features["disagree"] = rival.length > 0 and found.agreement == 0
@@ -168,21 +168,21 @@ def look_up(handle: Handle, slot: int, limits: Limits) -> Found:
     )  # fmt: skip
     own, shared = request["index"], pool.indexes[request["index"]]["shared"]
     context = request["context"][BACK - min(request["length"], BACK) :]
-    mine, other = Continuation(0, 0, 0.0, 0), Continuation(0, 0, 0.0, 0)
+    local, other = Continuation(0, 0, 0.0, 0), Continuation(0, 0, 0.0, 0)
     if pool.indexes[own]["num_pages"] > 0:
-        mine = draft(pool, own, context, limits, ours, state.look_ups.scratch)
+        local = draft(pool, own, context, limits, ours, state.look_ups.scratch)
     if shared > 0 and pool.indexes[shared]["num_pages"] > 0:
         other = draft(pool, shared, context, limits, theirs, state.look_ups.scratch)
     agreement = 0
     while (
-        agreement < min(mine.length, other.length)
+        agreement < min(local.length, other.length)
         and ours.tokens[agreement] == theirs.tokens[agreement]
     ):
         agreement += 1
-    if mine.length == 0 or (other.length > 0 and other.score > mine.score):
-        first = float(ours.probs[0]) if mine.length else 0.0
-        return Found(other, mine, 0, first, agreement)
-    return Found(mine, other, 1, float(theirs.probs[0]) if other.length else 0.0, agreement)
+    if local.length == 0 or (other.length > 0 and other.score > local.score):
+        first = float(ours.probs[0]) if local.length else 0.0
+        return Found(other, local, 0, first, agreement)
+    return Found(local, other, 1, float(theirs.probs[0]) if other.length else 0.0, agreement)
 
 
 @compiled

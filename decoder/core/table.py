@@ -108,7 +108,7 @@ COUNTS: Final = np.dtype(
 )
 LIVE, STOPPED, FULL_LENGTH = range(3)
 """Values of ``ended``."""
-GROWS: Final = 2
+GROWTH: Final = 2
 
 
 class Table(NamedTuple):
@@ -217,12 +217,12 @@ class RequestTable:
         return name in self.slots
 
     def shared(
-        self, names: Sequence[str], slots: NDArray[np.int64], made: NDArray[np.int64]
+        self, names: Sequence[str], slots: NDArray[np.int64], committed: NDArray[np.int64]
     ) -> tuple[dict[tuple[str, str], list[int]], frozenset[str]]:
         """Tokens and requests by tenant and workload, and the sessions, of n requests that
-        committed ``made`` tokens each. Stopped requests are known until :meth:`settled`."""
+        committed so many tokens each. Stopped requests are known until :meth:`settled`."""
         groups, sessions = dict[tuple[str, str], list[int]](), set[str]()
-        for name, slot, tokens in zip(names, slots.tolist(), made.tolist(), strict=True):
+        for name, slot, tokens in zip(names, slots.tolist(), committed.tolist(), strict=True):
             if slot >= 0:
                 options = self.options[slot]
                 sums = groups.setdefault((options.tenant, options.workload), [0, 0])
@@ -238,13 +238,13 @@ class RequestTable:
         text: Tokens,
         prompt_len: int,
         model: float,
-        told: bytes | None,
+        packed: bytes | None,
     ) -> int:
         """Add a request with ``text`` (int32 [n]); its slot.
 
         Args:
             model: expected accepted length of its first model draft.
-            told: its names packed for events; None if they cannot be encoded.
+            packed: its names packed for events; None if they cannot be encoded.
         """
         if not self._free:
             self._more_slots()
@@ -262,7 +262,7 @@ class RequestTable:
         row["model_recent"], row["num_stops"] = model, len(stops)
         row["context"][BACK - len(seen) :] = seen
         table.stops[slot, : len(stops)] = stops
-        table.names[slot] = np.frombuffer(told, np.uint8) if told is not None else 255
+        table.names[slot] = np.frombuffer(packed, np.uint8) if packed is not None else 255
         self.slots[name], self.options[slot] = slot, options
         return slot
 
@@ -285,25 +285,25 @@ class RequestTable:
         if table.counts["free"][0] < cycles:
             self._more_cycles(cycles)
         if len(self.offers.candidates) < cycles:
-            self.offers = new_offers(GROWS * cycles, table.drafts.shape[1])
+            self.offers = new_offers(GROWTH * cycles, table.drafts.shape[1])
         if table.counts["deepest"][0] >= table.open.shape[1]:
-            self._widen("open", GROWS * table.open.shape[1])
+            self._widen("open", GROWTH * table.open.shape[1])
 
     def _more_slots(self) -> None:
         table, slots = self.arrays, len(self.arrays.requests)
         grown = {
-            name: _longer(getattr(table, name), GROWS * slots)
+            name: _longer(getattr(table, name), GROWTH * slots)
             for name in ("requests", "stops", "open", "names")
         }
         self.arrays = table._replace(**grown)
-        self._free += range(GROWS * slots - 1, slots - 1, -1)
+        self._free += range(GROWTH * slots - 1, slots - 1, -1)
 
     def _more_cycles(self, cycles: int) -> None:
         table, old_size = self.arrays, len(self.arrays.rows)
-        size = GROWS * old_size
+        size = GROWTH * old_size
         num_free = int(table.counts["free"][0])
         while size - old_size + num_free < cycles:
-            size *= GROWS
+            size *= GROWTH
         names = ("rows", "cycles", "drafts", "free", "unsettled")
         grown = {name: _longer(getattr(table, name), size) for name in names}
         grown["free"][num_free : num_free + size - old_size] = np.arange(old_size, size)

@@ -132,15 +132,15 @@ class Tracker:
             at, status = observe.observe(self.state(), advanced, report.tokens, step, at)
             if status == observe.DONE:
                 break
-            request = at - (status == observe.OVER)
-            if self._handle_early_return(status, request, report):
-                advanced["slot"][request] = -1
+            position = at - (status == observe.OVER)
+            if self._handle_early_return(status, position, report):
+                advanced["slot"][position] = -1
         _, _, _, closed, committed, verified, predicted, began, drafts = step[0].item()
         if began and self._cache is not None:
-            for request in np.flatnonzero(advanced["done"] & observe.BEGUN).tolist():
-                self._cache.book(report.names[request])
-        made = self.counters.tokens - before
-        return Progress(closed, committed, verified, predicted, drafts, made)
+            for position in np.flatnonzero(advanced["done"] & observe.BEGUN).tolist():
+                self._cache.book(report.names[position])
+        tokens = self.counters.tokens - before
+        return Progress(closed, committed, verified, predicted, drafts, tokens)
 
     def _handle_early_return(self, status: int, position: int, report: StepReport) -> bool:
         """Do the Python part for a request; whether it is no longer tracked."""

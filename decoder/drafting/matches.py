@@ -31,7 +31,7 @@ FULL: Final = 8
 tokens. Looping text matches everywhere, and the work is occurrences times tokens."""
 WORK: Final = 4096
 """Tokens compared, after which no shorter match is tried: 3 to 6 us."""
-AHEAD: Final = 8
+PREFETCHED: Final = 8
 """Positions of each chain that are prefetched. A look-up is bound by memory latency, one position
 after the other; loads of many chains overlap."""
 
@@ -119,10 +119,10 @@ def gather(
 
 @compiled
 def fetch(pool: Pool, slots: NDArray[np.int64]) -> None:
-    """Prefetch ``AHEAD`` positions of each of n chains. Overwrites ``slots``: the newest position
+    """Prefetch ``PREFETCHED`` positions of n chains. Overwrites ``slots``: the newest position
     of each chain, with the ``ORDERS`` of an index in sequence."""
     seen = 0
-    for _ in range(AHEAD):
+    for _ in range(PREFETCHED):
         for i in range(len(slots)):
             seen += pool.text[slots[i]]
             slots[i] = pool.chains[slots[i], i % len(at.ORDERS)]

@@ -30,8 +30,8 @@ TOKEN_BYTES: Final = 4 + 4 * len(at.ORDERS) + 4 * len(at.ORDERS)
 PAGE_BYTES: Final = at.PAGE * TOKEN_BYTES + 64
 LEAST: Final = 6
 """log2 of the buckets of the smallest index: at most the tokens of a page."""
-TAKEN: Final = 16
-"""Pages that an active request loses at once."""
+CHUNK: Final = 16
+"""Pages that are indexed, or evicted from an active request, at a time."""
 MEMORIES: Final = 16
 """Payoff memories may use 1/16 of the bytes that text may."""
 
@@ -166,7 +166,7 @@ class SuffixCache:
             if active is None or not len(active.prompt):
                 self._unindexed.popleft()
                 continue
-            count = at.PAGE * TAKEN if most is None else min(most - done, at.PAGE * TAKEN)
+            count = at.PAGE * CHUNK if most is None else min(most - done, at.PAGE * CHUNK)
             part, active.prompt = active.prompt[:count], active.prompt[count:]
             done += len(part)
             if not len(active.prompt):
@@ -375,7 +375,7 @@ class SuffixCache:
         longest = max(candidates, key=lambda active: int(rows["num_pages"][active.own.row]))
         last = int(rows["own"][longest.own.row])
         page, evicted = at.first_page(self.pool, last), 0
-        while page != last and evicted < TAKEN:
+        while page != last and evicted < CHUNK:
             after = int(self.pool.pages["after"][page])
             at.give_page(self.pool, page)
             page, evicted = after, evicted + 1

@@ -42,7 +42,7 @@ def first_or_counting(scope: str) -> Policy:
 @cache
 def _say(reason: str) -> None:
     """Log once per process: a learner asks for every scope."""
-    log.warning("serving the frequency policy first, the shipped one is unusable: %s", reason)
+    log.warning("the shipped policy is unusable, counted scores decide at first: %s", reason)
 
 
 @cache

@@ -176,11 +176,11 @@ def spend(curves: FloatArray, terms: Terms, dense: NDArray[np.float64]) -> Lengt
         ranked = -np.sort(-ranked)
     plain = verifying(rows, dense)
     gained, best, chosen = 0.0, 0.0, 0
-    for place in range(min(count, terms.budget)):
-        gained += ranked[place]
-        gain = gained * terms.value - (verifying(rows + place + 1, dense) - plain)
+    for rank in range(min(count, terms.budget)):
+        gained += ranked[rank]
+        gain = gained * terms.value - (verifying(rows + rank + 1, dense) - plain)
         if gain > best:
-            best, chosen = gain, place + 1
+            best, chosen = gain, rank + 1
     if not chosen:
         return lengths
     # Assign them to rows: all above the last one chosen, then ties in row order.
@@ -251,17 +251,17 @@ def share_out(
     order = np.argsort(loss, kind="mergesort")
     alone = plain - verifying(rows + spent, dense)
     tokens, gained, best, num_model = spent, 0.0, alone, 0
-    for place in range(n):
-        if loss[order[place]] == np.inf:
+    for rank in range(n):
+        if loss[order[rank]] == np.inf:
             break
-        gained += gains[order[place]]
-        tokens += k - lengths[order[place]]
+        gained += gains[order[rank]]
+        tokens += k - lengths[order[rank]]
         time = verifying(rows + tokens, dense) - plain + drafting_time(k, rows, terms.prices)
         if gained - time > best and tokens <= budget:
-            best, num_model = gained - time, place + 1
-    for place in range(num_model):
-        arms[order[place]] = MODEL
-        lengths[order[place]] = k
+            best, num_model = gained - time, rank + 1
+    for rank in range(num_model):
+        arms[order[rank]] = MODEL
+        lengths[order[rank]] = k
     return arms, lengths, best - alone
 
 

@@ -36,5 +36,5 @@ def from_bytes(data: bytes, scope: str | None = None) -> Policy:
         predicted = predict(policy, policy.probe_inputs)
         consistent = bool((np.abs(predicted - outputs) <= TOLERANCE).all())
     if not consistent:
-        raise PolicyRefused("probe", "policy bundle predicts other payoffs here than at its maker")
+        raise PolicyRefused("probe", "predictions here differ from those stored in the bundle")
     return policy

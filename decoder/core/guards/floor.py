@@ -84,7 +84,7 @@ def cut_at(features: Any, least: float) -> int:
 def lengths_worth(
     drafts: Annotated[NDArray[Any], FEATURE_ROW],
     rows: int,
-    beside: int,
+    prefill: int,
     rate: float,
     dense: ConstantArray,
 ) -> NDArray[np.int64]:
@@ -95,10 +95,10 @@ def lengths_worth(
 
     Args:
         drafts: features [m].
-        rows, beside: requests and prompt tokens of the step.
+        rows, prefill: requests and prompt tokens of the step.
         rate, dense: current rate and cost table.
     """
-    plain, value = verifying(rows + beside, dense), token_value(rows, rate, dense)
+    plain, value = verifying(rows + prefill, dense), token_value(rows, rate, dense)
     best, threshold = 0.0, 1.0
     for least in CUTS:
         tokens, gain = 0, 0.0
@@ -108,7 +108,7 @@ def lengths_worth(
             tokens += length
             upto = min(match + length, BACK + MAX_DRAFT)
             gain += row["prob_1"] * match * (_SUMS[upto] - _SUMS[match])
-        gain = gain * value - (verifying(rows + beside + tokens, dense) - plain)
+        gain = gain * value - (verifying(rows + prefill + tokens, dense) - plain)
         if gain > best:
             best, threshold = gain, least
     lengths = np.empty(len(drafts), np.int64)

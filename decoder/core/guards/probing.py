@@ -23,7 +23,7 @@ class Probing:
     def __init__(self, model_arm: ModelArm) -> None:
         self.taken, self.whole = 0, False
         self._model_arm, self._longest = model_arm, len(model_arm.odds)
-        self._since_asked = 0  # steps since one with model drafts
+        self._since_model = 0  # steps since one with model drafts
         self._since_whole = 0  # steps since model drafts of full length
         self._since_plain = 0  # steps since one that verified nothing
 
@@ -44,10 +44,10 @@ class Probing:
             return arms
         # A probe whose draft was not made is retried only after the usual interval.
         self._model_arm.passed()
-        self._since_asked += 1
+        self._since_model += 1
         self._since_whole += 1
         asks = MODEL in arms.tobytes()
-        if not asks and min(self._model_arm.unseen, self._since_asked) > PROBE_EVERY:
+        if not asks and min(self._model_arm.unseen, self._since_model) > PROBE_EVERY:
             able = np.delete(np.arange(len(arms)), unable)
             if len(able):
                 arms = arms.copy()
@@ -58,7 +58,7 @@ class Probing:
         if self.whole:
             self._since_whole = 0
         if asks:
-            self._since_asked = 0
+            self._since_model = 0
         return arms
 
     def at_nothing(self, arms: Arms, costs: LiveCosts, last: tuple[int, int]) -> Arms:

@@ -28,8 +28,7 @@ START: Final = 2.0
 (2.2 to 3.2 in the paper). With less, a batch, for which drafting is expensive, would never try it.
 One step shows how good it is."""
 RATE: Final = 0.1
-"""Learning rate of the log-odds, which is the step of a position held for impossible: a window of
-about forty outcomes."""
+"""Learning rate of the log-odds, the largest change by one outcome: a window of about forty."""
 FIRST: Final = 4.0
 """Weight of the prior, in outcomes. While a position has few outcomes, its learning rate is higher:
 the first ones replace the prior."""
