@@ -39,23 +39,23 @@ REFRESH: Final = 16
 NOISE: Final = 0.1
 """Standard deviation of a step's time. This and the ones below are of logarithms: about a tenth."""
 PACE: Final = 1.0
-"""Prior of the profile's pace: it is measured alone, but steps are served next to others."""
+"""Prior standard deviation of the pace: profiling has the machine alone, serving shares it."""
 DEVIATION: Final = 0.15
-"""Prior of a size's deviation."""
+"""Prior standard deviation of a size's deviation."""
 BEYOND: Final = 0.7
-"""Additional prior of a size twice the largest measured: between flat and proportional. Its
-variance is added again for each further doubling."""
+"""Additional prior standard deviation of a size twice the largest measured: between flat and
+proportional. The variance is added again for each further doubling."""
 OPTIMISM: Final = 0.5
 """Optimism bonus: sizes are taken to be cheaper by this share of their uncertainty relative to the
 current size. An overestimated size would never be tried; one that was tried has none left."""
 LENGTH_SCALE: Final = 2.0
 """Log ratio of two sizes at which the correlation of their deviations is 1/e."""
 DRAFTING: Final = 1.0
-"""Prior of the drafter's deviation."""
+"""Prior standard deviation of the drafter's deviation."""
 PACE_DRIFT: Final = 0.02
-"""Drift of the pace per step."""
+"""Standard deviation of the pace's drift per step."""
 DEVIATION_DRIFT: Final = 0.002
-"""Drift of a deviation per step."""
+"""Standard deviation of a deviation's drift per step."""
 OUTLIER: Final = 2.5
 """Innovations beyond this many standard deviations raise the noise in proportion."""
 LEAST_DRAFTING: Final = 0.2
