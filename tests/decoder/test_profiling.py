@@ -125,7 +125,7 @@ def test_a_start_beside_others_is_believed_only_if_its_shape_is_right(
 @pytest.mark.parametrize(
     ("seconds", "doubt"),
     [
-        (lambda n: 1.0, "1 sizes"),
+        (lambda n: 1.0, "1 step sizes"),
         (lambda n: 0.01 if n < 16 else 0.08, "16 tokens took 8.0 times what 12 did"),
         (lambda n: 0.01 * (5 if n == 4 else 1), "4 tokens took 5.0 times what 3 did"),
         (lambda n: 0.05 if n <= 8 else 0.01, "12 tokens took 0.20 of what fewer did"),
