@@ -45,7 +45,7 @@ class Sink:
     def names(self, name: str, options: RequestOptions) -> bytes | None:
         """A request's names packed for rows; None if they cannot be encoded."""
         try:
-            return _REQUEST.pack(*self._pseudonyms(name, options), options.choice)
+            return _REQUEST.pack(*self._told(name, options), options.choice)
         except Exception:  # noqa: BLE001 -- logged
             self._limited_log.exception("no event can be made of a request's cycles")
             return None
@@ -81,7 +81,7 @@ class Sink:
     def written(self) -> None:
         """Hook: settled events are in the ring."""
 
-    def _pseudonyms(self, name: str, options: RequestOptions) -> list[bytes]:
+    def _told(self, name: str, options: RequestOptions) -> list[bytes]:
         """Pseudonymised names of a request, in the order of :data:`PSEUDONYMISED`."""
         names = options.opaque or name, options.tenant, options.session, options.workload
         return [
