@@ -1,9 +1,9 @@
-"""Machine code that numba keeps on disk between processes: one file for each signature.
+"""Content-addressed on-disk cache for numba's machine code: one file per signature.
 
-numba itself keeps an index and numbered data files, whose names depend on neither source nor
-processor. Of two releases or two kinds of host that share a folder, one then runs the other's code
-under its own index. Here a file's name is a digest of all that the code depends on, and a file is
-replaced as a whole: a name that is found holds the code that belongs to it.
+numba's own cache has an index and numbered data files, whose names depend on neither source nor
+processor. If two releases or two kinds of host share a folder, one can run the other's code. Here
+the file name is a digest of everything the code depends on, and files are replaced atomically: a
+file always holds the code its name stands for.
 """
 
 from __future__ import annotations
@@ -24,30 +24,28 @@ from typing import Any, Final
 import numpy as np
 
 KEPT: Final = 64
-"""Files of one function at most, the oldest go: each edit of a source makes new names."""
+"""Maximum files per function; the oldest are deleted. Each source edit makes new names."""
 OPTIONS: Final = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO_DEFAULT")
-"""Of numba's own, those that change the code which it makes."""
+"""numba options that change the generated code."""
 _CHECK: Final = 32
 
 
 def dependencies(function: Any) -> set[str]:
-    """What the machine code of a Python function depends on: its file, its code, the constants and
-    the fields that it takes from other modules, and the ``sources`` of the functions that it calls.
-    """
+    """Everything a function's machine code depends on: its file, its code, constants and fields
+    from other modules, and the ``sources`` of the functions it calls."""
     code = function.__code__
     cells = dict[str, Any]()
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not filled yet: the function itself
+        with contextlib.suppress(ValueError):  # an empty cell: the function itself
             cells[name] = cell.cell_contents
-    held = function.__globals__ | cells
-    return {_digest_of_file(code.co_filename), *_of_code(code), *_of_globals(code, held)}
+    namespace = function.__globals__ | cells
+    return {_digest_of_file(code.co_filename), *_of_code(code), *_of_globals(code, namespace)}
 
 
 def attach(dispatcher: Any, sources: set[str]) -> None:
-    """Let the functions of numba's dispatcher be kept in files named by ``sources``.
+    """Cache the functions of numba's dispatcher in files named by ``sources``.
 
-    A file that is torn counts as none; a disk that is full or read only keeps nothing. Neither
-    raises.
+    A torn file counts as missing. A full or read-only disk stores nothing. Neither raises.
     """
     cache = dispatcher._cache
     cache._cache_file = CodeFiles(Path(cache.cache_path), dispatcher.py_func, sources)
@@ -56,7 +54,7 @@ def attach(dispatcher: Any, sources: set[str]) -> None:
 
 
 class CodeFiles:
-    """What numba's ``IndexDataCacheFile`` does, without an index: ``load``, ``save``, ``flush``."""
+    """numba's ``IndexDataCacheFile`` without an index: ``load``, ``save`` and ``flush``."""
 
     def __init__(self, folder: Path, function: Any, sources: set[str]) -> None:
         name = f"{Path(function.__code__.co_filename).stem}.{function.__qualname__}"
@@ -64,14 +62,14 @@ class CodeFiles:
         self._folder, self._sources = folder, sorted(sources)
 
     def path(self, key: tuple[Any, ...]) -> Path:
-        """The file of numba's ``key``: the signature, the processor's name and features, digests of
-        byte code and closure."""
+        """The file for numba's ``key``: signature, processor name and features, digests of byte
+        code and closure."""
         signature, *rest = key
-        held = repr((_versions(), self._sources, [*map(of_type, signature)], rest))
-        return self._folder / f"{self._name}-{hashlib.sha256(held.encode()).hexdigest()[:32]}.nbc"
+        text = repr((_versions(), self._sources, [*map(of_type, signature)], rest))
+        return self._folder / f"{self._name}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.nbc"
 
     def load(self, key: tuple[Any, ...]) -> Any:
-        """What was saved for ``key``; None where nothing whole was.
+        """The data saved for ``key``; None if missing or torn.
 
         Raises:
             Exception: whatever unpickling raises.
@@ -86,7 +84,7 @@ class CodeFiles:
         return pickle.loads(code)  # noqa: S301 - numba's own form; whoever writes here runs code
 
     def save(self, key: tuple[Any, ...], data: Any) -> None:
-        """Keep ``data`` for ``key``, and of this function's files the newest.
+        """Save ``data`` for ``key`` and delete this function's oldest files.
 
         Raises:
             OSError: the disk is full or read only.
@@ -105,25 +103,25 @@ class CodeFiles:
         self._drop_oldest()
 
     def flush(self) -> None:
-        """Nothing: what another version of the source left has another name."""
+        """Do nothing: other versions of the source have other file names."""
 
     def _drop_oldest(self) -> None:
-        held = dict[Path, float]()
+        times = dict[Path, float]()
         for path in self._folder.glob(f"{self._name}-*"):
-            with contextlib.suppress(OSError):  # another process drops, too
-                held[path] = path.stat().st_mtime
-        for path in sorted(held, key=held.__getitem__)[:-KEPT]:
+            with contextlib.suppress(OSError):  # another process may delete it first
+                times[path] = path.stat().st_mtime
+        for path in sorted(times, key=times.__getitem__)[:-KEPT]:
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
 def _or_none(call: Callable[..., Any], *errors: type[Exception]) -> Callable[..., Any]:
-    def tried(*arguments: Any) -> Any:
+    def call_or_none(*arguments: Any) -> Any:
         with contextlib.suppress(*errors):
             return call(*arguments)
         return None
 
-    return tried
+    return call_or_none
 
 
 @functools.cache
@@ -138,12 +136,12 @@ def _versions() -> tuple[str, ...]:
 def _digest_of_file(name: str) -> str:
     try:
         return hashlib.sha256(Path(name).read_bytes()).hexdigest()
-    except OSError:  # of a zip or an exec: the code itself is there
+    except OSError:  # from a zip or exec: the code object is digested anyway
         return ""
 
 
 def _of_code(code: CodeType) -> Iterator[str]:
-    """The code that runs, not the file: an upgrade may have replaced that since the import."""
+    """The running code, not the file: an upgrade may have replaced the file since the import."""
     constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
     yield repr((code.co_firstlineno, code.co_code.hex(), code.co_names, constants))
     for value in code.co_consts:
@@ -158,25 +156,25 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(value)
 
 
-def _of_globals(code: CodeType, held: dict[str, Any]) -> Iterator[str]:
-    """What numba compiles in of a module's globals, and of those of modules that it names."""
+def _of_globals(code: CodeType, namespace: dict[str, Any]) -> Iterator[str]:
+    """Values that numba compiles in from a module's globals and from the modules it names."""
     names = dict.fromkeys(_names(code))
-    waiting, seen = [held], set[int]()
-    while waiting:
-        room = waiting.pop()
-        seen.add(id(room))
+    pending, seen = [namespace], set[int]()
+    while pending:
+        module = pending.pop()
+        seen.add(id(module))
         for name in names:
-            if (value := room.get(name)) is None:
+            if (value := module.get(name)) is None:
                 continue
             yield from getattr(value, "sources", ())
             if isinstance(value, ModuleType) and id(vars(value)) not in seen:
-                waiting.append(vars(value))
+                pending.append(vars(value))
             elif (constant := _constant(value)) is not None:
                 yield f"{name} {constant}"
 
 
 def _constant(value: Any) -> str | None:
-    """A text that differs where what numba compiles in of ``value`` does; None: nothing is."""
+    """Text that identifies what numba compiles in from ``value``; None if nothing."""
     if isinstance(value, np.ndarray):
         return repr((value.dtype.descr, value.shape, hashlib.sha256(value.tobytes()).hexdigest()))
     if isinstance(value, tuple):
@@ -194,6 +192,6 @@ def _constant(value: Any) -> str | None:
 
 
 def of_type(kind: Any) -> Any:
-    """A numba type, with the fields that the name of a named tuple leaves out."""
+    """A numba type, with the record fields that a named tuple's type name omits."""
     parts = [of_type(part) for part in getattr(kind, "types", ())]
     return (str(kind), repr(getattr(kind, "fields", None)), parts)

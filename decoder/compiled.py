@@ -1,8 +1,8 @@
-"""Loops compiled to machine code, for the few places where a decision waits for them.
+"""numba compilation of the loops on the decision path.
 
-numba comes with vLLM, which needs it for its own drafters. Functions are compiled for one signature
-when their module is imported, so that no decision ever waits for a compiler, and are kept on disk
-for the next process. Where there is no numba they run as they are written.
+vLLM depends on numba for its own drafters. Each function is compiled for one signature when its
+module is imported, so no decision waits for a compiler. Machine code is cached on disk for the next
+process. Without numba the functions run as plain Python.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from decoder import code_files
 try:
     import numba
     from numba.extending import intrinsic, register_jitable
-except ImportError:  # no vLLM, or a learner's: the same functions, as they stand
+except ImportError:  # no vLLM here, or a learner: the functions run as plain Python
     numba = None
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,10 +58,10 @@ Float64Matrix = Annotated[NDArray[np.float64], 2]
 Uint8Array = Annotated[NDArray[np.uint8], 1]
 Uint8Matrix = Annotated[NDArray[np.uint8], 2]
 ConstantArray = Annotated[NDArray[np.float64], 1, "readonly"]
-"""Annotations of arguments and of fields: contiguous arrays by dtype and dimensions. An array of
-records is ``Annotated[NDArray[Any], DTYPE]``. Signatures are derived from these."""
+"""Annotations of arguments and fields: contiguous arrays by dtype and number of dimensions. An
+array of records is ``Annotated[NDArray[Any], DTYPE]``. Signatures are derived from these."""
 Handle = Annotated[NDArray[np.int64], 1]
-"""What :meth:`Handles.of` gives: the addresses and shapes of a named tuple's arrays."""
+"""Result of :meth:`Handles.of`: addresses and shapes of a named tuple's arrays."""
 
 
 def type_of(annotation: Any) -> Any:
@@ -81,29 +81,29 @@ def type_of(annotation: Any) -> Any:
 
 
 class Handles(Generic[T]):
-    """One argument in the place of many arrays: unboxing each costs a compiled call 40 ns or more.
+    """Passes many arrays as one argument: unboxing one costs a compiled call 40 ns or more.
 
-    Holds the arrays, whose addresses it gives to a function that :func:`opener` made a reader for.
+    Keeps the arrays alive. A function from :func:`opener` reads their addresses.
     """
 
-    __slots__ = ("_handle", "_held")
+    __slots__ = ("_arrays", "_handle")
 
     def __init__(self) -> None:
-        self._held: tuple[Any, ...] = ()
+        self._arrays: tuple[Any, ...] = ()
         self._handle: Any = None
 
-    def of(self, held: T) -> Any:
-        """The handle of a named tuple of arrays, or of such tuples; without numba the tuple
-        itself. Made anew where an array was replaced."""
-        if not (self._held and all(map(is_, held, self._held))):  # type: ignore[call-overload]
-            self._held = self._handle = held  # type: ignore[assignment]
+    def of(self, arrays: T) -> Any:
+        """Handle of a named tuple of arrays or of such tuples; without numba the tuple itself.
+        Rebuilt when an array was replaced."""
+        if not (self._arrays and all(map(is_, arrays, self._arrays))):  # type: ignore[call-overload]
+            self._arrays = self._handle = arrays  # type: ignore[assignment]
             if jitted():
-                self._handle = np.array([*_numbers_of(held)], np.int64)
+                self._handle = np.array([*_numbers_of(arrays)], np.int64)
         return self._handle
 
 
-def _numbers_of(held: Any) -> Iterator[int]:
-    for part in held:
+def _numbers_of(arrays: Any) -> Iterator[int]:
+    for part in arrays:
         if isinstance(part, tuple):
             yield from _numbers_of(part)
         else:
@@ -112,8 +112,7 @@ def _numbers_of(held: Any) -> Iterator[int]:
 
 
 def opener(kind: type[T]) -> Callable[[Any], T]:
-    """A function, for compiled ones, that gives the named tuple of class ``kind`` that a handle
-    stands for."""
+    """A function, callable from compiled code, that unpacks a handle into named tuple ``kind``."""
     if not jitted():
         return lambda handle: handle
     from numba.core import cgutils, types
@@ -123,10 +122,10 @@ def opener(kind: type[T]) -> Callable[[Any], T]:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         handle = make_array(signature.args[0])(context, builder, arguments[0])
-        places = count()
+        positions = count()
 
         def number() -> Any:
-            return builder.load(cgutils.gep_inbounds(builder, handle.data, next(places)))
+            return builder.load(cgutils.gep_inbounds(builder, handle.data, next(positions)))
 
         def array_of(field: Any) -> Any:
             address, *shape = (number() for _ in range(1 + field.ndim))
@@ -140,20 +139,20 @@ def opener(kind: type[T]) -> Callable[[Any], T]:
             populate_array(array, data, shape, strides, step, None)
             return array._getvalue()
 
-        def value_of(held: Any) -> Any:
-            if isinstance(held, types.NamedTuple):
-                return context.make_tuple(builder, held, [value_of(part) for part in held.types])
-            return array_of(held)
+        def value_of(field: Any) -> Any:
+            if isinstance(field, types.NamedTuple):
+                return context.make_tuple(builder, field, [value_of(part) for part in field.types])
+            return array_of(field)
 
         return value_of(opened)
 
-    made: Any = intrinsic(lambda _, handle: (opened(handle), generate))
-    made.sources = {repr(code_files.of_type(opened)), *code_files.dependencies(opener)}
-    return cast("Callable[[Any], T]", made)
+    unpack: Any = intrinsic(lambda _, handle: (opened(handle), generate))
+    unpack.sources = {repr(code_files.of_type(opened)), *code_files.dependencies(opener)}
+    return cast("Callable[[Any], T]", unpack)
 
 
 def compilable(*functions: Any) -> None:
-    """Let compiled functions call these, which themselves run as they are written, on arrays."""
+    """Make functions callable from compiled code; Python still runs them on arrays, uncompiled."""
     if jitted():
         for function in functions:
             register_jitable(nogil=True, error_model="numpy")(function)
@@ -161,30 +160,29 @@ def compilable(*functions: Any) -> None:
 
 
 def compiled(function: F) -> F:
-    """Compile a function when a compiled one calls it.
+    """Compile a function when a compiled one first calls it.
 
-    What is kept on disk is found again only where nothing that it was made of differs, see
-    :mod:`decoder.code_files`.
+    Cached code is reused only if none of its dependencies changed: :mod:`decoder.code_files`.
     """
     if not jitted():
         return function
     options = {"nogil": True, "error_model": "numpy"}
     sources = code_files.dependencies(function)
     try:
-        made = numba.njit(cache=True, **options)(function)
-        code_files.attach(made, sources)
-    except RuntimeError:  # no folder to keep it in: compiled again in every process
-        made = numba.njit(**options)(function)
-    made.sources = sources
-    return made  # type: ignore[no-any-return]
+        dispatcher = numba.njit(cache=True, **options)(function)
+        code_files.attach(dispatcher, sources)
+    except RuntimeError:  # no cache folder: every process compiles again
+        dispatcher = numba.njit(**options)(function)
+    dispatcher.sources = sources
+    return dispatcher  # type: ignore[no-any-return]
 
 
 def entry_point(function: F) -> F:
-    """Compile a function that Python calls, at once, for the types that its arguments are annotated
-    with; it takes no others."""
-    made: Any = compiled(function)
-    if made is not function:
+    """Compile a function that Python calls, at import, for its annotated types; it accepts no
+    others."""
+    dispatcher: Any = compiled(function)
+    if dispatcher is not function:
         hints = get_type_hints(function, include_extras=True)
-        made.compile(tuple(type_of(hints[name]) for name in signature(function).parameters))
-        made.disable_compile()
-    return made  # type: ignore[no-any-return]
+        dispatcher.compile(tuple(type_of(hints[name]) for name in signature(function).parameters))
+        dispatcher.disable_compile()
+    return dispatcher  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
-"""A policy applied to the requests of one step: which arm each verifies, and how long a draft.
+"""Apply a policy to one step: arm and draft length of each request.
 
-The ``survival`` kind spends the verification budget of the step where it buys most, lets the model
-drafter make as many tokens as pay, and runs it only if that pays for the whole batch. What a choice
-costs and brings is ``policy.pricing``.
+The ``survival`` kind spends the step's verification budget where it gains most, picks the best
+length of model drafts, and runs the drafter only if that pays for the batch. ``policy.pricing``
+defines cost and gain.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ _UNBOUNDED: Final = 1 << 40
 
 
 class Step(NamedTuple):
-    """What a step's requests may verify, and what a choice depends on beside their drafts."""
+    """Inputs of a step's choice: candidates, their cache drafts, costs and model arm."""
 
-    candidates: NDArray[Any]  # of CANDIDATE [n]: a rule fills wanted, length, expected and model
-    drafts: NDArray[Any]  # of FEATURE_ROW [m], of their cache drafts
-    situation: NDArray[Any]  # of SITUATION [1]
+    candidates: NDArray[Any]  # CANDIDATE [n]: a rule fills wanted, length, expected and model
+    drafts: NDArray[Any]  # FEATURE_ROW [m], features of their cache drafts
+    situation: NDArray[Any]  # SITUATION [1]
     costs: CostTable
-    odds: NDArray[np.float64]  # log-odds that a model draft's token of each place is accepted
-    unable: NDArray[np.int64]  # which of the n requests no model draft can be made for
+    odds: NDArray[np.float64]  # log-odds that a model draft's token is accepted, by position
+    unable: NDArray[np.int64]  # indices of candidates for which no model draft can be made
 
     @property
     def features(self) -> FloatArray:
-        """Of the cache drafts, float32 [m, features]: the same memory."""
+        """Features of the cache drafts, float32 [m, features]: a view."""
         return self.drafts.view(np.float32).reshape(len(self.drafts), NUM_FEATURES)
 
     @property
     def owners(self) -> NDArray[np.int64]:
-        """Which of the n requests has each draft [m]."""
+        """Candidate index of each cache draft [m]."""
         return np.flatnonzero(self.candidates["draft"] >= 0)
 
     @property
     def batch_size(self) -> int:
-        """Requests of the step, those without speculation included."""
+        """Requests in the step, including those without speculation."""
         return int(self.situation["batch_size"][0])
 
     @property
     def rate(self) -> float:
-        """Tokens a request commits in the time of a step that verifies no draft."""
+        """Tokens a request commits per plain step."""
         return float(self.situation["rate"][0])
 
     @property
@@ -59,14 +59,13 @@ class Step(NamedTuple):
 
     @property
     def model_len(self) -> int:
-        """Tokens of a model draft at most; 0 without a model drafter."""
+        """Maximum length of a model draft; 0 without a model drafter."""
         return int(self.situation["model_len"][0])
 
 
 class Chosen(NamedTuple):
-    """``model_len`` is the length of every model draft of the step, and ``worth`` the time that
-    model drafts gain in it, if all requests can have one; infinite where the policy does not weigh
-    them."""
+    """``model_len`` is the length of every model draft of the step. ``worth`` is the gain in time
+    of model drafts if all requests can have one; infinite if the policy does not estimate it."""
 
     model_len: int
     worth: float = np.inf
@@ -80,17 +79,17 @@ def situation_of(
     budget: int | None = None,
     prefill_tokens: int = 0,
 ) -> NDArray[Any]:
-    """Of :data:`~decoder.policy.rule.SITUATION` [1]; None is no bound."""
-    made = np.empty(1, SITUATION)
-    room = _UNBOUNDED if budget is None else max(budget, 0)
-    made[0] = batch_size, prefill_tokens, room, model_len, 0, 0, rate, costs.prices
-    return made
+    """:data:`~decoder.policy.rule.SITUATION` [1]; ``budget`` None means unbounded."""
+    situation = np.empty(1, SITUATION)
+    limit = _UNBOUNDED if budget is None else max(budget, 0)
+    situation[0] = batch_size, prefill_tokens, limit, model_len, 0, 0, rate, costs.prices
+    return situation
 
 
 def choose(policy: Policy, step: Step) -> Chosen:
-    """What ``policy`` wants of the requests of a step that may speculate. Mutates ``step``.
+    """Decide a step by ``policy``. Mutates ``step``.
 
-    A survival policy asks for model drafts shorter than the longest where that pays.
+    A survival policy may shorten model drafts.
     """
     if policy.kind != "survival":
         chosen = _threshold(policy, step)
@@ -108,7 +107,8 @@ def choose(policy: Policy, step: Step) -> Chosen:
 
 
 def _fit(candidates: NDArray[Any], budget: int) -> None:
-    """Cut the last cache draft that has room, and drop what has none. Mutates."""
+    """Fit drafts into ``budget`` in order: cut the cache draft that exceeds it, drop the rest.
+    Mutates."""
     for candidate in candidates:
         if candidate["length"] > budget:
             candidate["length"] = budget if candidate["wanted"] == CACHE else 0
@@ -117,17 +117,17 @@ def _fit(candidates: NDArray[Any], budget: int) -> None:
 
 
 def _threshold(policy: Policy, step: Step) -> Chosen:
-    found, owners, n = estimate(policy, step.features), step.owners, len(step.candidates)
+    estimated, owners, n = estimate(policy, step.features), step.owners, len(step.candidates)
     k, unable = step.model_len if policy.use_model else 0, step.unable
     expected, lengths = np.zeros(n, np.float32), np.zeros(n, np.int32)
-    expected[owners], lengths[owners] = found.expected, found.lengths
+    expected[owners], lengths[owners] = estimated.expected, estimated.lengths
     model = np.full(n, yields_of_places(step.odds, k)[-1] if k else 0.0, np.float32)
     model[unable] = 0.0
-    every, situation = Estimate(expected, lengths), Situation(step.costs, step.model_len)
-    wanted = decide_each(policy, every, model, situation, owners, 0.0)
-    without = unable[wanted.arms[unable] == MODEL]
-    wanted.arms[without], wanted.lengths[without] = NONE, 0
+    estimates, situation = Estimate(expected, lengths), Situation(step.costs, step.model_len)
+    chosen = decide_each(policy, estimates, model, situation, owners, 0.0)
+    without = unable[chosen.arms[unable] == MODEL]
+    chosen.arms[without], chosen.lengths[without] = NONE, 0
     candidates = step.candidates
-    candidates["wanted"], candidates["length"] = wanted.arms, wanted.lengths
+    candidates["wanted"], candidates["length"] = chosen.arms, chosen.lengths
     candidates["expected"], candidates["model"] = expected, model
     return Chosen(step.model_len)

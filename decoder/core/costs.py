@@ -1,16 +1,14 @@
-"""The cost table in force: a profile from worker start, corrected by every decoding step.
+"""Online cost table: a profile from worker start, corrected by a Kalman filter in every step.
 
-Two things are unknown: how fast the machine is now, which is the same for steps of all sizes and
-wanders, and how the time of each size, and of drafting, deviates from the profile, which hardly
-changes. Their logarithms are the state of one Kalman filter (Kalman 1960, extended), so each step
-corrects what it tells most about: a size that nobody runs for a while keeps pace with those that
-are run, one never seen takes the deviation of its neighbours, and a step that verifies and drafts
-is credited to both as far as either is in doubt. The further a step is from what was expected, the
-less it is believed (as with Student's t), and the more the pace is in doubt: so a stalled one moves
-little, and a machine that stalls for many is no price of what they verified and drafted.
+Two things are unknown. The machine's pace is common to steps of all sizes and drifts. The deviation
+of each size, and of drafting, from the profile hardly changes. Their logarithms are the state of
+one Kalman filter (Kalman 1960, extended), so each step corrects what it is most informative about.
+A size that is not run keeps pace with those that are; one never seen takes its neighbours'
+deviation; a step that verifies and drafts corrects both by their uncertainty. Outliers get less
+weight (as with Student's t) and raise the uncertainty of the pace. So a single stall changes
+little, and a stall of many steps is not attributed to what they verified and drafted.
 
-:class:`LiveCosts` is written by the engine's thread and read by it; ``table`` is one reference to
-an immutable value.
+:class:`LiveCosts` belongs to the engine's thread; ``table`` is a reference to an immutable value.
 """
 
 from __future__ import annotations
@@ -28,41 +26,40 @@ GRID: Final = (
     *(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256),
     *(320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096),
 )
-"""Tokens of a step that have a deviation of their own; that of sizes between them lies on a line. A
-step's time is flat up to a size that hangs on the machine and steep behind it, and where that bend
-lies is most of what a decision hangs on: an eighth of it is a tenth of the rate."""
-OWN: Final = 32
-"""Steps of which the median and the mean are what proposing takes."""
+"""Step sizes in tokens with a deviation of their own; between them it is interpolated. Step time is
+flat up to a size that depends on the machine, then steep. Decisions depend most on where that bend
+is: an error of an eighth costs a tenth of the rate."""
+PROPOSAL_WINDOW: Final = 32
+"""Window, in steps, of the median and mean time of proposing."""
 STALL: Final = 3.0
-"""Times the median beyond which one of them counts for no more: the process stood still."""
+"""Multiple of the median at which a proposing time is clipped: the process was stalled."""
 REFRESH: Final = 16
-"""Steps between two tables; the first of a set-up come at once."""
+"""Steps between two tables; the first ones of a set-up are made at once."""
 
 NOISE: Final = 0.1
-"""Standard deviation of a step's time, as all that follow a logarithm: about a tenth."""
+"""Standard deviation of a step's time. This and the ones below are of logarithms: about a tenth."""
 PACE: Final = 1.0
-"""What the profile's pace may be off by: it is taken alone, and steps are served among others."""
+"""Prior standard deviation of the pace: profiling has the machine alone, serving shares it."""
 DEVIATION: Final = 0.15
-"""What a size may be off by beside that."""
+"""Prior standard deviation of a size's deviation."""
 BEYOND: Final = 0.7
-"""What a size twice the largest one measured may be off by: between nothing more and all in
-proportion. Sizes further on are off by that and by as much again for each doubling."""
-HOPE: Final = 0.5
-"""Of its doubt beside the size that runs, by which another one is believed cheaper: what is thought
-too dear would never be made, and never be found out. A size that was tried has no doubt left."""
-REACH: Final = 2.0
-"""Logarithm of the ratio of two sizes whose deviations are still related, by 1/e."""
+"""Additional prior standard deviation of a size twice the largest measured: between flat and
+proportional. The variance is added again for each further doubling."""
+OPTIMISM: Final = 0.5
+"""Optimism bonus: sizes are taken to be cheaper by this share of their uncertainty relative to the
+current size. An overestimated size would never be tried; one that was tried has none left."""
+LENGTH_SCALE: Final = 2.0
+"""Log ratio of two sizes at which the correlation of their deviations is 1/e."""
 DRAFTING: Final = 1.0
-"""What drafting may be off by."""
-WANDERS: Final = 0.02
-"""How far the pace wanders in one step."""
-CHANGES: Final = 0.002
-"""How far a deviation does."""
-BELIEVED: Final = 2.5
-"""Standard deviations of the noise beyond which a surprise is taken to be noisier by as much."""
+"""Prior standard deviation of the drafter's deviation."""
+PACE_DRIFT: Final = 0.02
+"""Standard deviation of the pace's drift per step."""
+DEVIATION_DRIFT: Final = 0.002
+"""Standard deviation of a deviation's drift per step."""
+OUTLIER: Final = 2.5
+"""Innovations beyond this many standard deviations raise the noise in proportion."""
 LEAST_DRAFTING: Final = 0.2
-"""Cheapest that drafting is held beside verification, by the profile of both: a token of a draft
-never becomes a gain."""
+"""Lower bound of the drafter's deviation relative to verification's: drafting is never free."""
 GUESS: Final = 0.1
 """Time of drafting a token without a profile, in plain steps."""
 
@@ -70,12 +67,12 @@ GUESS: Final = 0.1
 class LiveCosts:
     """Costs of one worker's set-up.
 
-    ``prior`` is its profile, or the nominal table; with ``live`` false it stays in force. With
-    ``profiled`` false it has the usual shape, of which the speed alone was measured.
+    ``prior`` is its profile, or the nominal table. With ``live`` false it never changes. With
+    ``profiled`` false only its speed was measured, not its shape.
 
-    Of sizes that neither profile nor service has measured, the table expects twice the largest of
-    those to go on with the last slope, so that they are tried, and what lies behind to take time in
-    proportion to its tokens, which is the most it can: a decision never leaps to where nobody was.
+    Unmeasured sizes up to twice the largest measured one are extrapolated linearly, so they are
+    tried. Larger ones take time in proportion to their tokens, the worst case: a decision never
+    jumps far beyond what was measured.
     """
 
     def __init__(
@@ -84,22 +81,22 @@ class LiveCosts:
         self.table = prior
         self.steps = 0
         self._live = live
-        self._unit = prior is NOMINAL  # still to be set, by the first step
+        self._unit = prior is NOMINAL  # the first step sets the unit
         if live and not prior.drafting(1, 1):
             prior = replace(prior, draft_token_us=GUESS * prior.verify_us[0])
         self._prior = prior
-        self._measured = prior.tokens[-1]  # tokens of the largest such step
+        self._measured = prior.tokens[-1]  # largest measured step, tokens
         if self._unit or not profiled:
             self._measured = 1
-        self._own = deque[float](maxlen=OWN)  # of each request, step by step
-        self._here = 0
-        self._state = np.zeros(len(GRID) + 1)  # logarithms: of each size, then of drafting
+        self._own = deque[float](maxlen=PROPOSAL_WINDOW)  # proposing time a request, by step
+        self._current_size = 0  # grid index of the last step's size
+        self._state = np.zeros(len(GRID) + 1)  # log deviations: of each size, then of drafting
         self._spread = _covariance(PACE, DEVIATION, DRAFTING)
         beyond = np.maximum(np.log2(GRID) - np.log2(self._measured), 0.0)
         self._spread[:-1, :-1] += BEYOND**2 * np.minimum(beyond[:, None], beyond[None, :])
         self._sizes = 0, np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
         if live:
-            # numba must not be there before vLLM's worker begins (decoder.engines.vllm.plugin)
+            # numba must not be imported before vLLM's worker starts (decoder.engines.vllm.plugin)
             from decoder.core.filtering import correct
 
             self._correct = correct
@@ -107,64 +104,64 @@ class LiveCosts:
                 self.table = self._corrected()
 
     def observe(self, tokens: int, rows: int, drafted: int, us: float) -> None:
-        """Take in a step of decoding alone (no prompt in it). Mutates, may replace ``table``.
+        """Update with a decode-only step (no prefill). Mutates, may replace ``table``.
 
         Args:
             tokens: run through the target, drafts included.
             rows: requests in the step.
             drafted: tokens the model drafter made for each request; 0 if it did not run.
-            us: from this step's decision to the next.
+            us: microseconds from this step's decision to the next.
         """
         if not (self._live and tokens > 0 and us > 0 and isfinite(us)):
             return
         if self._unit:
             self._set_unit(us / self._prior.time(tokens))
-        expected, below, slope = self._foreseen(tokens, rows, drafted)
-        surprise = log(us / expected)
-        noise = NOISE * max(abs(surprise) / (BELIEVED * NOISE), 1.0)
-        self._correct(self._state, self._spread, _DRIFT, below, slope, surprise, noise, _LEAST)
-        if noise > NOISE:  # the machine may be another, and less likely the drafter
-            self._spread += surprise**2
-            self._spread[-1, -1] += (slope[2] * surprise / 2.0) ** 2
+        expected, below, slope = self._predict(tokens, rows, drafted)
+        innovation = log(us / expected)
+        noise = NOISE * max(abs(innovation) / (OUTLIER * NOISE), 1.0)
+        self._correct(self._state, self._spread, _DRIFT, below, slope, innovation, noise, _LEAST)
+        if noise > NOISE:  # the machine may have changed, or less likely the drafter
+            self._spread += innovation**2
+            self._spread[-1, -1] += (slope[2] * innovation / 2.0) ** 2
         self.steps += 1
-        self._here = below + (slope[1] > slope[0])
+        self._current_size = below + (slope[1] > slope[0])
         further = tokens > self._measured
         self._measured = max(self._measured, min(tokens, MAX_TOKENS))
         if further or self.steps < REFRESH or self.steps % REFRESH == 0:
             self.table = self._corrected()
 
     def proposed(self, rows: int, us: float) -> None:
-        """Take in what proposing and deciding took for ``rows`` requests. Mutates."""
+        """Update with the time of proposing and deciding for ``rows`` requests. Mutates."""
         if self._live and rows > 0 and us > 0 and isfinite(us):
             self._own.append(us / rows)
 
     @property
     def own_us(self) -> float:
-        """Of a request, in the mean of the last steps; a stall counts as ``STALL`` usual ones."""
+        """Mean proposing time a request over the last steps, clipped at ``STALL`` medians."""
         if not self._own:
             return self._prior.own_us
         usual = STALL * sorted(self._own)[len(self._own) // 2]
         return sum(min(us, usual) for us in self._own) / len(self._own)
 
     def doubt(self, tokens: int, rows: int, drafted: int) -> float:
-        """Standard deviation of the time of such a step over that of one that verifies nothing."""
+        """Standard deviation of the log ratio of such a step's time to a plain step's."""
         if not self._live:
             return 0.0
-        apart = np.zeros(len(self._state))
+        difference = np.zeros(len(self._state))
         for step, sign in (((tokens, rows, drafted), 1.0), ((rows, rows, 0), -1.0)):
-            _, below, (first, second, last) = self._foreseen(*step)
-            apart[below] += sign * first
-            apart[below + 1] += sign * second
-            apart[-1] += sign * last
-        return sqrt(max(float(apart @ self._spread @ apart), 0.0))
+            _, below, (first, second, last) = self._predict(*step)
+            difference[below] += sign * first
+            difference[below + 1] += sign * second
+            difference[-1] += sign * last
+        return sqrt(max(float(difference @ self._spread @ difference), 0.0))
 
-    def _foreseen(
+    def _predict(
         self, tokens: int, rows: int, drafted: int
     ) -> tuple[float, int, tuple[float, float, float]]:
-        """Time of a step, and what its logarithm changes with the deviations of two sizes, of which
-        the first is at that place, and of drafting."""
+        """Predicted time of a step; index of the lower of two adjacent grid sizes; derivatives of
+        the log time by the log deviations of both sizes and of drafting."""
         tokens = self._prior.padded(tokens)
-        size = _PLACES[min(tokens, GRID[-1]) - 1]
+        size = _GRID_INDEX[min(tokens, GRID[-1]) - 1]
         below = min(int(size), len(GRID) - 2)
         above = size - below
         state = self._state
@@ -184,21 +181,21 @@ class LiveCosts:
         )
 
     def _corrected(self) -> CostTable:
-        prior, here = self._prior, self._here
+        prior, here = self._prior, self._current_size
         if self._sizes[0] != 2 * self._measured:
-            tried = 2 * self._measured
-            found = {min(prior.padded(n), tried) for n in (*GRID, *prior.tokens)} | {1}
-            grid = np.array(sorted(found))
-            places = np.array(_PLACES)[np.minimum(grid, GRID[-1]) - 1]
-            self._sizes = tried, grid, places, prior.verifying(grid)
-        _, grid, places, plain = self._sizes
+            limit = 2 * self._measured
+            known = {min(prior.padded(n), limit) for n in (*GRID, *prior.tokens)} | {1}
+            grid = np.array(sorted(known))
+            grid_index = np.array(_GRID_INDEX)[np.minimum(grid, GRID[-1]) - 1]
+            self._sizes = limit, grid, grid_index, prior.verifying(grid)
+        _, grid, grid_index, plain = self._sizes
         spread = self._spread[:-1, :-1]
-        apart = np.diag(spread) + spread[here, here] - 2.0 * spread[here]
-        hoped = self._state[:-1] - HOPE * np.sqrt(np.maximum(apart, 0.0))
-        verify = plain * np.exp(np.interp(places, _EACH, hoped))
+        variance = np.diag(spread) + spread[here, here] - 2.0 * spread[here]
+        optimistic = self._state[:-1] - OPTIMISM * np.sqrt(np.maximum(variance, 0.0))
+        verify = plain * np.exp(np.interp(grid_index, _GRID_INDICES, optimistic))
         least = prior.time(GRID[here]) * exp(self._state[here])
-        behind = grid > max(GRID[here], FEW)
-        times = np.where(behind, np.maximum(verify, least), verify).tolist()
+        larger = grid > max(GRID[here], FEW)
+        times = np.where(larger, np.maximum(verify, least), verify).tolist()
         sizes = grid.tolist()
         if sizes[-1] < MAX_TOKENS:
             times.append(max(times) * MAX_TOKENS / sizes[-1])
@@ -216,19 +213,19 @@ class LiveCosts:
 
 
 def _covariance(pace: float, deviation: float, drafting: float) -> Floats:
-    """Of the state, float64 [sizes + 1, sizes + 1], by the standard deviations of its parts."""
-    apart = np.abs(_LOG_GRID[:, None] - _LOG_GRID[None, :])
-    made = np.zeros((len(GRID) + 1, len(GRID) + 1))
-    made[:-1, :-1] = deviation**2 * np.exp(-apart / REACH)
-    made += pace**2  # of the machine: the drafter runs on the same
-    made[-1, -1] += drafting**2
-    return made
+    """Covariance of the state, float64 [sizes + 1, sizes + 1], from standard deviations."""
+    distance = np.abs(_LOG_GRID[:, None] - _LOG_GRID[None, :])
+    covariance = np.zeros((len(GRID) + 1, len(GRID) + 1))
+    covariance[:-1, :-1] = deviation**2 * np.exp(-distance / LENGTH_SCALE)
+    covariance += pace**2  # common to all: the drafter runs on the same machine
+    covariance[-1, -1] += drafting**2
+    return covariance
 
 
 _LOG_GRID: Final = np.log(GRID)
-_PLACES: Final = np.interp(
+_GRID_INDEX: Final = np.interp(
     np.log(np.arange(1, GRID[-1] + 1)), _LOG_GRID, np.arange(len(GRID))
 ).tolist()
-_EACH: Final = np.arange(len(GRID))
-_DRIFT: Final = _covariance(WANDERS, CHANGES, CHANGES)
+_GRID_INDICES: Final = np.arange(len(GRID))
+_DRIFT: Final = _covariance(PACE_DRIFT, DEVIATION_DRIFT, DEVIATION_DRIFT)
 _LEAST: Final = float(np.log(LEAST_DRAFTING))

@@ -1,4 +1,4 @@
-"""What a router has counted since it was made."""
+"""Counters of a router since its creation."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from numpy.typing import NDArray
 
 from decoder.policy.rule import ARMS
 
-REMEMBERED: Final = 512
+WINDOW_STEPS: Final = 512
 """Steps whose times are kept."""
 
 
 def _times() -> deque[float]:
-    return deque(maxlen=REMEMBERED)
+    return deque(maxlen=WINDOW_STEPS)
 
 
 @dataclass
 class Counters:
-    """Cumulative counts, those of the table among them, and microseconds of the last steps.
+    """Cumulative counts, including those of the table, and microseconds of the last steps.
 
-    ``own_us`` is all that the router did in a step, and an engine's adapter for it; ``exposed_us``
-    what of it the engine waited for; ``choose_us`` what a choice took.
+    ``own_us`` is the time of the router and the engine's adapter in a step; ``exposed_us`` the part
+    of it that the engine waited for; ``choose_us`` the time of a choice.
     """
 
     counts: NDArray[Any]  # of decoder.core.table.COUNTS [1]
     started: int = 0
     stopped: int = 0
     probes: int = 0
-    asleep: int = 0  # steps in which no draft was looked for
+    asleep: int = 0  # paused steps
     left_out: Counter[str] = field(default_factory=Counter)  # requests, by reason
     choose_us: deque[float] = field(default_factory=_times)
     own_us: deque[float] = field(default_factory=_times)
@@ -38,22 +38,22 @@ class Counters:
 
     @property
     def tokens(self) -> int:
-        """Committed."""
+        """Tokens committed."""
         return int(self.counts["tokens"][0])
 
     @property
     def labelled(self) -> int:
-        """Cache drafts of which the label is known."""
+        """Cache drafts with a resolved label."""
         return int(self.counts["labelled"][0])
 
     @property
     def undrafted(self) -> int:
-        """Model drafts chosen and not made."""
+        """Model drafts chosen but not made."""
         return int(self.counts["undrafted"][0])
 
     @property
     def cycles(self) -> Counter[str]:
-        """By arm."""
+        """Cycles, by arm."""
         return self._by_arm("cycles")
 
     @property

@@ -1,4 +1,4 @@
-"""Cycles of requests, compiled: opened by what was chosen, and settled when all is known."""
+"""Draft cycles, compiled: opened by a choice, settled into events when complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from decoder.policy.rule import CACHE, MODEL, NONE, SITUATION
 from decoder.telemetry.ring import FULL, HEAD, SETTLED, UNREADABLE
 
 RECENT_CYCLES: Final = 16
-"""Cycles over which the cache-selection rate is taken."""
+"""Window of the cache-selection rate, in cycles."""
 _ALL_CYCLES: Final = (1 << RECENT_CYCLES) - 1
 _STEP_AT, _NAMES_AT = OWN.itemsize, OWN.itemsize + STEP.itemsize
 _FEATURES_AT: Final = _NAMES_AT + NAMES.itemsize
@@ -34,9 +34,9 @@ _UNNAMED: Final = 255
 DECISION: Final = np.dtype(
     [
         ("arm", "i4"),
-        ("length", "i4"),  # tokens of a cache draft
-        ("room", "i4"),  # draft tokens of any arm that the request may still use
-        ("draft", "i4"),  # the row that its cache draft is in; 0 without one, too
+        ("length", "i4"),  # tokens of its cache draft
+        ("room", "i4"),  # maximum draft tokens, for any arm
+        ("draft", "i4"),  # row of its cache draft; also 0 without one
     ],
     align=True,
 )
@@ -44,8 +44,7 @@ DECISION: Final = np.dtype(
 
 
 class Outbox(NamedTuple):
-    """Where events are written to: the ring's rows as bytes [size, width] and its control, and the
-    numbers of the names of the three arms and of the three kinds of labels."""
+    """The event ring: rows as bytes [size, width], control words, ids of arm and label names."""
 
     rows: Uint8Matrix
     control: Int64Array
@@ -57,7 +56,7 @@ outbox_of = opener(Outbox)
 
 @compiled
 def await_settling(handle: Handle, number: int, accepted: int, censored: int) -> None:
-    """All is known of a cycle. Mutates."""
+    """Queue a completed cycle for :func:`settle`. Mutates."""
     table = state_of(handle).table
     row, counts = table.rows[number], table.counts[0]
     row["accepted"], row["censored"] = accepted, censored
@@ -67,7 +66,7 @@ def await_settling(handle: Handle, number: int, accepted: int, censored: int) ->
 
 @compiled
 def free_cycle(handle: Handle, number: int) -> None:
-    """Nobody knows a cycle any more. Mutates."""
+    """Free a cycle. Mutates."""
     table = state_of(handle).table
     counts = table.counts[0]
     table.free[counts["free"]] = number
@@ -76,7 +75,7 @@ def free_cycle(handle: Handle, number: int) -> None:
 
 @entry_point
 def close_request(handle: Handle, slot: int, censored: int) -> None:
-    """A request has ended: what matched so far is a lower bound of its open labels. Mutates."""
+    """Close an ended request: open labels are censored at the tokens matched so far. Mutates."""
     table = state_of(handle).table
     request = table.requests[slot]
     for i in range(request["num_open"]):
@@ -90,13 +89,13 @@ def close_request(handle: Handle, slot: int, censored: int) -> None:
 
 @compiled
 def count_cache_cycle(request: Any, cache: bool) -> None:
-    """Take in whether a cycle verifies a cache draft. Mutates."""
+    """Update the cache-selection rate with one cycle. Mutates."""
     request["took"] = ((request["took"] << 1) | (1 if cache else 0)) & _ALL_CYCLES
     request["took_cycles"] = min(request["took_cycles"] + 1, RECENT_CYCLES)
-    bits, left = 0, request["took"]
-    while left:
-        bits += left & 1
-        left >>= 1
+    bits, rest = 0, request["took"]
+    while rest:
+        bits += rest & 1
+        rest >>= 1
     request["cache_share"] = bits / request["took_cycles"]
 
 
@@ -104,8 +103,8 @@ def count_cache_cycle(request: Any, cache: bool) -> None:
 def shared_choice(
     candidates: NDArray[Any], situation: Any, cached: NDArray[np.int64]
 ) -> NDArray[Any]:
-    """What the cycles of a step have in common [1]; ``cached`` are the lengths of its cache drafts
-    were the cache arm in force."""
+    """Shared :data:`STEP_CHOICE` [1] of a step's cycles; ``cached`` are the lengths of its cache
+    drafts under the cache arm."""
     steps = np.zeros(1, STEP_CHOICE)
     step = steps[0]
     for i in range(len(candidates)):
@@ -122,7 +121,7 @@ def shared_choice(
 def open_cycle(handle: Handle, slot: int, candidate: Any, steps: NDArray[Any]) -> int:
     """Open a cycle of a request; its number. Mutates.
 
-    ``steps`` [1] is no record: of an array that nobody holds a record would dangle.
+    ``steps`` [1] is an array: a record would dangle once its array is released.
     """
     state = state_of(handle)
     table, request, counts = state.table, state.table.requests[slot], state.table.counts[0]
@@ -150,8 +149,8 @@ def open_cycle(handle: Handle, slot: int, candidate: Any, steps: NDArray[Any]) -
 
 @compiled
 def open_label(handle: Handle, number: int, draft: int, cached: int) -> int:
-    """Keep the cache draft of a cycle until its label is known, if there is a place for it; its
-    length. ``cached`` is what the cache arm verifies of it. Mutates."""
+    """Store the cache draft of a cycle until its label resolves; its length, 0 if the request has
+    too many open labels. ``cached`` is the length the cache arm would verify. Mutates."""
     state = state_of(handle)
     table, offers = state.table, state.offers
     cycle, event = table.cycles[number], table.rows[number]
@@ -172,7 +171,7 @@ def open_label(handle: Handle, number: int, draft: int, cached: int) -> int:
 
 @compiled
 def decide_cycle(handle: Handle, number: int, candidate: Any, decision: Any) -> None:
-    """Fill in what a request verifies in a cycle that has its draft. Mutates."""
+    """Fill the decision of a request from its cycle. Mutates."""
     table = state_of(handle).table
     cycle, event = table.cycles[number], table.rows[number]
     arm, drafted = candidate["arm"], event["drafted_len"]
@@ -195,24 +194,24 @@ def open_cycles(
     """Open a cycle of each request that may have a draft. Mutates.
 
     Args:
-        handle: of the state, whose ``offers`` say what was chosen.
+        handle: of the state, whose ``offers`` hold the choice.
         slots: of all requests of the step.
         situations: [1], the step's.
-        dense: of the cost table in force.
+        dense: of the current cost table.
 
     Returns:
-        of :data:`DECISION`, for each of ``slots``.
+        :data:`DECISION` [n], one per slot.
     """
     state, situation = state_of(handle), situations[0]
-    candidates, found = state.offers.candidates[:num_candidates], 0
+    candidates, num_drafts = state.offers.candidates[:num_candidates], 0
     for i in range(num_candidates):
-        found += candidates[i]["draft"] >= 0
+        num_drafts += candidates[i]["draft"] >= 0
     cached = lengths_worth(
-        state.offers.drafts[:found], situation["batch_size"], situation["prefill_tokens"],
+        state.offers.drafts[:num_drafts], situation["batch_size"], situation["prefill_tokens"],
         situation["rate"], dense,
     )  # fmt: skip
     steps = shared_choice(candidates, situation, cached)
-    decided, left = np.zeros(len(slots), DECISION), situation["budget"]
+    decisions, budget = np.zeros(len(slots), DECISION), situation["budget"]
     for i in range(num_candidates):
         candidate = candidates[i]
         number = open_cycle(handle, slots[candidate["place"]], candidate, steps)
@@ -223,20 +222,20 @@ def open_cycles(
             most = state.table.cycles[number]["cached_len"]
         drafted = 0
         if candidate["arm"] == CACHE:
-            drafted = max(min(length, most, left), 0)
+            drafted = max(min(length, most, budget), 0)
         elif candidate["arm"] == MODEL:
-            drafted = min(candidate["room"], situation["model_len"], left)
+            drafted = min(candidate["room"], situation["model_len"], budget)
         state.table.rows[number]["drafted_len"] = drafted
-        left -= drafted
-        decide_cycle(handle, number, candidate, decided[candidate["place"]])
-    return decided
+        budget -= drafted
+        decide_cycle(handle, number, candidate, decisions[candidate["place"]])
+    return decisions
 
 
 @entry_point
 def note_drafted(handle: Handle, slots: Int64Array, lengths: Int64Array) -> None:
-    """Take in how many draft tokens each request really has. Mutates.
+    """Record how many draft tokens each request really has. Mutates.
 
-    One made before waits for its request to be scheduled again.
+    Only the first report of a cycle counts: later its draft waits until the request is scheduled.
     """
     table = state_of(handle).table
     for i in range(len(slots)):
@@ -258,7 +257,7 @@ def note_drafted(handle: Handle, slots: Int64Array, lengths: Int64Array) -> None
 
 @compiled
 def label_event(handle: Handle, number: int, words: NDArray[np.int64]) -> None:
-    """Fill in what only a settled cycle knows. Mutates."""
+    """Fill the event fields that are known once the cycle is complete. Mutates."""
     table = state_of(handle).table
     row, cycle, counts = table.rows[number], table.cycles[number], table.counts[0]
     length, verified, accepted = row["draft_len"], row["verified_len"], row["accepted"]
@@ -280,16 +279,16 @@ def settle(
     prices: tuple[float, float, float],
     outbox: Handle,
 ) -> int:
-    """Weigh every cycle of which all is known, and write its event. Mutates, but for the count of
-    events written, which is the caller's to publish.
+    """Update the floor with every completed cycle, and write its event. Mutates everything except
+    the ring's head, which the caller publishes.
 
     Args:
-        floors: [1], or [0] where there is no floor.
-        dense, prices: of the cost table in force.
-        outbox: the handle of an :class:`Outbox`; of no rows where events are kept nowhere.
+        floors: [1], or [0] without a floor.
+        dense, prices: of the current cost table.
+        outbox: handle of an :class:`Outbox`; with no rows, events are discarded.
 
     Returns:
-        rows written since the ring was made.
+        rows written since the ring was created.
     """
     table, out = state_of(handle).table, outbox_of(outbox)
     head, settled, outcomes = out.control[HEAD], out.control[SETTLED], np.empty((4, 2))

@@ -1,4 +1,4 @@
-"""Where the events of cycles go: rows of a ring, written by the compiled step."""
+"""Event sink: the compiled step writes a row of the ring per cycle."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from decoder.policy.rule import ARMS
 from decoder.telemetry.ring import Ring, packer
 
 LABELS: Final = ("", "verified", "hindsight")
-_TELLABLE: Final = LIMITS["parameter"]
-"""A threshold beyond it, which a policy may have, means as much: all or nothing."""
+_PARAMETER_LIMITS: Final = LIMITS["parameter"]
+"""A policy's threshold may exceed this range; clipping keeps its meaning, all or nothing."""
 _STEP, _REQUEST = packer(STEP), packer(REQUEST)
 
 
 class Sink:
-    """Writes a row for each cycle; what cannot be written is counted in the ring."""
+    """Prepares the bytes of event rows; rows that cannot be written are counted in the ring."""
 
     def __init__(self, ring: Ring | None) -> None:
-        """Write into ``ring``; None keeps nothing."""
+        """Write into ``ring``; None discards events."""
         self.ring = ring
         self.raw = raw_of(ring.rows if ring is not None else np.zeros(0, ROW))
         self.control = ring.control if ring is not None else np.zeros(8, np.int64)
@@ -35,18 +35,18 @@ class Sink:
         self._limited_log = LimitedLog()
 
     def word(self, text: str) -> int:
-        """The number that stands for ``text`` in a row.
+        """Interned id of ``text`` in a row.
 
         Raises:
-            ValueError: there is no room for it.
+            ValueError: the ring's string table is full.
         """
         return self.ring.word(text) if self.ring is not None else 0
 
     def names(self, name: str, options: RequestOptions) -> bytes | None:
-        """A request's names as rows have them; None where they cannot be written."""
+        """A request's names packed for rows; None if they cannot be encoded."""
         try:
             return _REQUEST.pack(*self._told(name, options), options.choice)
-        except Exception:  # noqa: BLE001 -- told by the limited_log
+        except Exception:  # noqa: BLE001 -- logged
             self._limited_log.exception("no event can be made of a request's cycles")
             return None
 
@@ -59,30 +59,30 @@ class Sink:
         batch: int,
         draft_us: float,
     ) -> NDArray[np.uint8]:
-        """The bytes of what the events of a step share; ``wall`` is in seconds since the epoch."""
-        words = 0, -1, 0
+        """Packed ``STEP`` fields of a step's events; ``wall`` in seconds since the epoch."""
+        ids = 0, -1, 0
         try:
-            words = self.word(policy.role), self.word(side), self.word(policy.parameter_name)
+            ids = self.word(policy.role), self.word(side), self.word(policy.parameter_name)
         except ValueError:
             self._limited_log.exception("no events can be made of a step")
         values = {
             "time": wall,
-            "parameter": min(max(parameter, _TELLABLE[0]), _TELLABLE[1]),
+            "parameter": min(max(parameter, _PARAMETER_LIMITS[0]), _PARAMETER_LIMITS[1]),
             "draft_us": draft_us,
-            "step_us": 0.0,  # known when the step is over, as is step_tokens
+            "step_us": 0.0,  # filled after the step, as is step_tokens
             "publication": policy.publication,
             "policy_version": policy.version,
             "batch_size": batch,
             "step_tokens": 0,
-            **dict(zip(("role", "side", "parameter_name"), words, strict=True)),
+            **dict(zip(("role", "side", "parameter_name"), ids, strict=True)),
         }
         return np.frombuffer(_STEP.pack(*map(values.__getitem__, STEP.names or ())), np.uint8)
 
     def written(self) -> None:
-        """What was settled is in the ring."""
+        """Hook: settled events are in the ring."""
 
     def _told(self, name: str, options: RequestOptions) -> list[bytes]:
-        """What a row says of who asks, in the order of :data:`PSEUDONYMISED`."""
+        """Pseudonymised names of a request, in the order of :data:`PSEUDONYMISED`."""
         names = options.opaque or name, options.tenant, options.session, options.workload
         return [
             pseudonymised(kind, each).encode()

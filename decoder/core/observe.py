@@ -1,6 +1,6 @@
-"""What a step committed of its requests, compiled: labels resolve, and payoffs are learned.
+"""Process the tokens a step committed, compiled: resolve labels and learn payoffs.
 
-:func:`observe` returns early with a code where a request needs Python (its first page, a larger
+:func:`observe` returns early with a code when a request needs Python (its first page, a larger
 memory, its end). Call it again to resume.
 """
 
@@ -24,37 +24,37 @@ from decoder.drafting.pages import Pool, append_both, fits
 from decoder.policy.rule import MODEL, NONE
 
 DONE, WRITE, GROW, LOST, OVER = range(5)
-"""Why :func:`observe` stopped: at the end, or at a request whose tokens are to be written, whose
-memory must grow, whose length is not the engine's, or that has ended."""
+"""Why :func:`observe` returned: all done, or a request's tokens need a page, its memory must grow,
+its length differs from the engine's, or it has ended."""
 WRITTEN, GROWN, BEGUN = 1, 2, 4
-"""Of ``done``: what was done for a request meanwhile, and whether a page was begun for it."""
+"""Flags of ``done``: Python wrote the tokens, Python grew the memory, a page was opened."""
 OBSERVED: Final = np.dtype(
     [
         ("step_tokens", "i8"),
         ("step_us", "f8"),
-        ("compared", "i8"),  # whether to count the tokens that text predicted
-        # filled
-        ("closed", "i8"),  # cycles
-        ("committed", "i8"),  # tokens, and draft tokens verified, in these
-        ("verified", "i8"),
-        ("predicted", "i8"),  # tokens that their own text predicted
-        ("began", "i8"),  # requests that began a page
-        ("drafts", "i8"),  # draft tokens verified of all
+        ("compared", "i8"),  # whether to count tokens predicted by a request's own text
+        # outputs
+        ("closed", "i8"),  # cycles closed
+        ("committed", "i8"),  # tokens committed in closed cycles
+        ("verified", "i8"),  # draft tokens verified in closed cycles
+        ("predicted", "i8"),  # tokens predicted by their request's own text
+        ("began", "i8"),  # requests that opened a page
+        ("drafts", "i8"),  # draft tokens verified by all requests
     ],
     align=True,
 )
-"""A step, and what its requests come to together."""
-TAUGHT: Final = (0.3, 0.05, 0.1, 0.1)
-"""How much of a new payoff enters the fast and the slow mean, the share of first tokens accepted,
-and a request's mean of model drafts."""
+"""A step, and the totals of its requests."""
+SMOOTHING: Final = (0.3, 0.05, 0.1, 0.1)
+"""Smoothing weights of a new payoff: fast mean, slow mean, share of accepted first tokens, and a
+request's mean of model drafts."""
 
 
 @compiled
 def until_end(handle: Handle, slot: int, tokens: NDArray[np.int32]) -> tuple[int, int]:
-    """How many of ``tokens`` the client will see, and whether its request ends with them.
+    """Number of ``tokens`` the client will see, and how the request ends with them, if it does.
 
-    An engine may report more than a request may have; counting what lies behind the end would
-    overstate acceptance in every last cycle.
+    An engine may report tokens after the end. Counting them would overstate acceptance in every
+    last cycle.
     """
     table = state_of(handle).table
     request = table.requests[slot]
@@ -70,73 +70,73 @@ def until_end(handle: Handle, slot: int, tokens: NDArray[np.int32]) -> tuple[int
 
 @entry_point
 def visible(handle: Handle, slot: int, tokens: Int32Array) -> int:
-    """How many of ``tokens`` the client of a request will see."""
+    """Number of ``tokens`` that the client of a request will see."""
     return until_end(handle, slot, tokens)[0]
 
 
 @compiled
 def learn_payoff(request: Any, accepted: int, length: int) -> None:
-    """Take in a resolved payoff of a request's draft of ``length``. Mutates."""
+    """Update a request's payoff statistics with a resolved draft of ``length``. Mutates."""
     request["payoffs"][request["num_payoffs"] % RECENT] = accepted
     request["num_payoffs"] += 1
     value = np.log1p(float(accepted))
-    request["first"] += TAUGHT[2] * ((1.0 if accepted > 0 else 0.0) - request["first"])
-    request["log_fast"] += TAUGHT[0] * (value - request["log_fast"])
-    request["log_slow"] += TAUGHT[1] * (value - request["log_slow"])
+    request["first"] += SMOOTHING[2] * ((1.0 if accepted > 0 else 0.0) - request["first"])
+    request["log_fast"] += SMOOTHING[0] * (value - request["log_fast"])
+    request["log_slow"] += SMOOTHING[1] * (value - request["log_slow"])
     if accepted < length:
         request["broke_at"] = request["length"] - request["prompt_len"]
 
 
 @compiled
 def resolve(handle: Handle, slot: int, tokens: NDArray[np.int32]) -> None:
-    """Compare a request's open drafts with what was committed behind them; those that broke off,
-    or came to their end, are known. Mutates."""
+    """Compare a request's open drafts with the committed tokens; a label resolves when its draft is
+    rejected or fully matched. Mutates."""
     state = state_of(handle)
     table, request, kept = state.table, state.table.requests[slot], 0
     for i in range(request["num_open"]):
         number = table.open[slot, i]
         cycle, length = table.cycles[number], table.rows[number]["draft_len"]
-        held, place = cycle["held"], 0
-        while place < len(tokens) and held < length and table.drafts[number, held] == tokens[place]:
-            held += 1
-            place += 1
-        cycle["held"] = held
-        if held < length and place == len(tokens):
+        matched, j = cycle["held"], 0
+        while j < len(tokens) and matched < length and table.drafts[number, matched] == tokens[j]:
+            matched += 1
+            j += 1
+        cycle["held"] = matched
+        if matched < length and j == len(tokens):
             table.open[slot, kept] = number
             kept += 1
             continue
-        learn_payoff(request, held, length)
-        learn(state.payoffs, request["memory"], cycle["keys"], held, length)
-        await_settling(handle, number, held, 0)
+        learn_payoff(request, matched, length)
+        learn(state.payoffs, request["memory"], cycle["keys"], matched, length)
+        await_settling(handle, number, matched, 0)
     request["num_open"] = kept
 
 
 @compiled
 def count(handle: Handle, slot: int, number: int, reported: int) -> None:
-    """Count a closed cycle of which the engine ``reported`` so many tokens. Mutates.
+    """Count a closed cycle for which the engine ``reported`` so many tokens. Mutates.
 
-    Nothing verified (a draft the scheduler had no room for) is a cycle of the arm "none".
+    A cycle that verified nothing (the scheduler had no room for its draft) counts as arm "none".
     """
     state = state_of(handle)
     table, odds = state.table, state.odds
     row, cycle = table.rows[number], table.cycles[number]
     verified, committed = row["verified_len"], cycle["committed"]
     accepted = min(reported - 1, committed)
-    mine = table.counts[0]["arms"][cycle["arm"] if verified else NONE]
-    mine["cycles"] += 1
-    mine["drafted"] += verified
-    mine["accepted"] += accepted
+    arm_counts = table.counts[0]["arms"][cycle["arm"] if verified else NONE]
+    arm_counts["cycles"] += 1
+    arm_counts["drafted"] += verified
+    arm_counts["accepted"] += accepted
     if verified and cycle["arm"] == MODEL and committed == reported:
         row["model_accepted"] = accepted
         observe_model(odds, state.seen, accepted, verified, cycle["step"]["models"])
-        whole = accepted + payoff_of(odds, len(odds) - verified) * (accepted == verified)
+        yielded = accepted + payoff_of(odds, len(odds) - verified) * (accepted == verified)
         request = table.requests[slot]
-        request["model_recent"] += TAUGHT[3] * (whole - request["model_recent"])
+        request["model_recent"] += SMOOTHING[3] * (yielded - request["model_recent"])
 
 
 @compiled
 def append(pool: Pool, request: Any, tokens: NDArray[np.int32], done: int) -> int:
-    """Write what a request committed to its text and its context; what was done for it. Mutates."""
+    """Append a request's committed tokens to its text and context; updated ``done``. Mutates."""
     index, count = request["index"], len(tokens)
     if index and count and not done & WRITTEN and append_both(pool, index, tokens):
         done |= BEGUN
@@ -177,17 +177,17 @@ def observe(
     steps: Annotated[NDArray[Any], OBSERVED],
     first: int,
 ) -> tuple[int, int]:
-    """Take in what a step committed of n requests; labels resolve. Mutates.
+    """Process the committed tokens of n requests; labels resolve. Mutates.
 
     Args:
         handle: of the :class:`~decoder.core.table.State`.
-        advanced: [n], whose ``done`` says what was done for each meanwhile.
-        tokens: of all, up to the ``end`` of each.
-        steps: [1], of which sums are added up.
-        first: of the requests, to go on with.
+        advanced: [n]; ``done`` records progress between calls.
+        tokens: of all requests, each up to its ``end``.
+        steps: [1], to which totals are added.
+        first: index of the request to resume at.
 
     Returns:
-        where it stopped, and why.
+        index where it stopped, and why.
     """
     state = state_of(handle)
     table, pool, payoffs, step = state.table, state.pool, state.payoffs, steps[0]
@@ -198,8 +198,8 @@ def observe(
         if slot < 0 or table.requests[slot]["ended"]:
             continue
         request = table.requests[slot]
-        came = tokens[(advanced[i - 1]["end"] if i else 0) : report["end"]]
-        length, ended = until_end(handle, slot, came)
+        reported = tokens[(advanced[i - 1]["end"] if i else 0) : report["end"]]
+        length, ended = until_end(handle, slot, reported)
         if report["length"] and not ended and request["length"] + length != report["length"]:
             table.counts[0]["tokens"] += length
             return i, LOST
@@ -209,13 +209,13 @@ def observe(
         labels = request["num_open"]
         if labels and not done & GROWN and lacks(payoffs, request["memory"], labels):
             return i, GROW
-        report["done"] = append(pool, request, came[:length], done)
+        report["done"] = append(pool, request, reported[:length], done)
         step["began"] += report["done"] & BEGUN > 0
         step["predicted"] += foretold(pool, index, length * step["compared"])
         table.counts[0]["tokens"] += length
         report["committed"] = length
-        close_cycle(handle, slot, report, step, len(came))
-        resolve(handle, slot, came[:length])
+        close_cycle(handle, slot, report, step, len(reported))
+        resolve(handle, slot, reported[:length])
         if ended:
             request["ended"] = ended
             return i + 1, OVER

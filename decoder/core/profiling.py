@@ -1,13 +1,12 @@
-"""How a worker's steps are timed at its start, within a budget of seconds.
+"""Profile a worker's step times at start, within a budget of seconds.
 
-Sizes are taken from coarse to fine, so that whatever the budget allows spans the whole range: first
-every one of few tokens and then each twice the one before, next those half-way, then the quarters.
-A size that would take too much of the budget is left out with all that are larger; service measures
-them, if it ever makes them.
+Sizes are timed from coarse to fine, so any budget covers the whole range: first all small sizes and
+the powers of two, then halves, then quarters. If a size would take too much of the budget, it and
+all larger ones are skipped; serving measures them if they occur.
 
-At a start other processes start, too, and what they take is no price. So a profile is believed only
-if it holds several sizes, each of which took as long twice, and ascends as a machine can. Else it
-goes on when the machine is idle, and until then prices have the usual shape.
+Other processes start at the same time and disturb the times. A profile is accepted only if it has
+several sizes whose times repeat and grow plausibly. Otherwise profiling continues when the machine
+is idle, and costs have a default shape until then.
 """
 
 from __future__ import annotations
@@ -24,33 +23,33 @@ from decoder.policy.pricing import FEW, MAX_TOKENS, CostTable, nominal, padded
 log = logging.getLogger(__name__)
 
 SECONDS: Final = 20.0
-"""What a profile may take of an accelerator's start."""
+"""Profiling budget of an accelerator's start, seconds."""
 SHARE: Final = 0.08
-"""Of the budget that one step may take, so that there is time for many sizes and rounds."""
+"""Maximum share of the budget for one step, to leave time for many sizes and rounds."""
 ROUNDS: Final = 4
-"""Times that each size is measured, where the budget allows; the fastest counts."""
-SEVERAL: Final = 4
-"""Sizes that a profile needs, or all that there are."""
-REPEATS: Final = 1.3
-"""The second fastest time of a size over the fastest, at most."""
-SINKS: Final = 0.7
-"""Least of a step's time over that of one with fewer tokens: up to ``FEW``, steps of more may take
-a little less."""
-RISES: Final = 1.5
-"""Most of a step's time over that of the next smaller one, where both are in proportion to tokens:
-nothing is dearer than one token after another."""
+"""Measurements per size if the budget allows; the fastest counts."""
+MIN_SIZES: Final = 4
+"""Sizes that a profile needs, or all if there are fewer."""
+MAX_REPEAT_RATIO: Final = 1.3
+"""Maximum ratio of a size's second fastest time to its fastest."""
+MIN_RATIO: Final = 0.7
+"""Minimum ratio of a step's time to that of one with fewer tokens: up to ``FEW``, larger steps may
+be a little faster."""
+MAX_TOKEN_RATIO: Final = 1.5
+"""Maximum ratio of the time per token of a step to that of the next smaller one: a larger step
+never costs more than its tokens one by one."""
 
 Run = Callable[[int], float | None]
-"""Runs so many tokens or requests; returns the seconds that count, None for all that it took."""
+"""Runs that many tokens or requests; returns seconds to count, None for its whole duration."""
 
 
 def levels(most: int, graphs: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
     """Sizes [tokens] to time, ascending in each of three levels from coarse to fine.
 
     Args:
-        most: the largest step there is.
-        graphs: sizes that the engine pads a step to; the largest and what follows it are coarse
-            sizes, for behind it steps run in another way.
+        most: the largest possible step.
+        graphs: sizes the engine pads a step to; the largest and the one after it are coarse sizes,
+            because larger steps run without graphs.
     """
     most = max(min(most, MAX_TOKENS), 1)
     ends = (graphs[-1], graphs[-1] + 1) if graphs else ()
@@ -58,18 +57,18 @@ def levels(most: int, graphs: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]
     coarse = {*range(1, min(FEW, most) + 1), most, *doubling, *ends}
     halves = {size * 3 // 2 for size in doubling if size >= FEW}
     quarters = {size * part // 4 for size in doubling if size >= 2 * FEW for part in (5, 7)}
-    made: list[tuple[int, ...]] = []
+    result: list[tuple[int, ...]] = []
     for level in (coarse, halves, quarters):
         sizes = {n if n == 1 else padded(n, graphs) for n in level}
-        known = {size for before in made for size in before}
-        made.append(tuple(sorted(n for n in sizes - known if n <= most)))
-    return tuple(made)
+        known = {size for before in result for size in before}
+        result.append(tuple(sorted(n for n in sizes - known if n <= most)))
+    return tuple(result)
 
 
 class Profile:
-    """Times of an engine's steps, in seconds, of which the fastest of each size counts.
+    """Step times of an engine in seconds; the fastest of each size counts.
 
-    Whatever else the machine does only ever adds to a time, and at start it does a lot.
+    Other load on the machine only adds to a time, and at start there is a lot.
     """
 
     def __init__(
@@ -82,14 +81,14 @@ class Profile:
         drafted: int = 1,
         seconds: float = SECONDS,
     ) -> None:
-        """Nothing is timed yet.
+        """Begin without times.
 
         Args:
-            setup: what it is valid for.
-            most: tokens of the largest step there is.
+            setup: the set-up it is valid for.
+            most: tokens of the largest possible step.
             graphs: ascending sizes that the engine pads a step to.
-            rows: requests that drafting is timed for, the first and the last of which make a line.
-            drafted: tokens that the model drafter makes for each of these.
+            rows: batch sizes at which drafting is timed; a line is fitted through first and last.
+            drafted: tokens that the model drafter makes for each request.
             seconds: the budget.
         """
         self._seconds = seconds
@@ -99,17 +98,17 @@ class Profile:
         self.drafter = dict[int, list[float]]()  # by requests
 
     def take(self, step: Run, draft: Run | None = None, *, seconds: float | None = None) -> bool:
-        """Time steps of many sizes, in rounds of all of them. Mutates; goes on where it stopped.
+        """Time steps of all sizes in rounds. Mutates; a later call resumes.
 
         Args:
-            step: runs so many tokens through the target, and waits for the device.
-            draft: makes tokens for each of so many requests; None without a model drafter.
+            step: runs that many tokens through the target, and waits for the device.
+            draft: drafts for that many requests; None without a model drafter.
             seconds: after which no further step is timed; None for the whole budget.
 
         Returns:
-            Whether it came to its end before.
+            Whether all sizes within the budget were timed.
         """
-        began, ended = time.perf_counter(), True
+        start, complete = time.perf_counter(), True
         left = seconds = self._seconds if seconds is None else seconds
         coarse, halves, quarters = self._levels
         every = tuple(sorted((*coarse, *halves, *quarters)))
@@ -121,50 +120,50 @@ class Profile:
             for n in sizes:
                 if len(self.target.get(n, ())) >= times:
                     continue
-                left = seconds - (time.perf_counter() - began)
+                left = seconds - (time.perf_counter() - start)
                 below = max((size for size in self.target if size <= n), default=0)
-                takes = min(self.target[below]) * n / below if below else 0.0
-                if n not in self.target and takes > SHARE * self._seconds:
+                estimate = min(self.target[below]) * n / below if below else 0.0
+                if n not in self.target and estimate > SHARE * self._seconds:
                     break
-                if self.target and (left <= 0 or (n not in self.target and takes > left)):
-                    ended = False
+                if self.target and (left <= 0 or (n not in self.target and estimate > left)):
+                    complete = False
                     break
                 _time(step, n, self.target)
-        took = time.perf_counter() - began
+        elapsed = time.perf_counter() - start
         known = ", ".join(map(str, sorted(self.target)))
-        log.info("profiled steps of %s tokens in %.1f s", known, took)
-        return ended
+        log.info("profiled steps of %s tokens in %.1f s", known, elapsed)
+        return complete
 
     @property
     def doubt(self) -> str:
-        """Why it is not believed; "" if it is."""
+        """Why the profile is not accepted; "" if it is."""
         sizes = sorted(self.target)
-        if len(sizes) < min(SEVERAL, sum(map(len, self._levels))):
-            return f"it holds {len(sizes)} sizes of a step"
+        if len(sizes) < min(MIN_SIZES, sum(map(len, self._levels))):
+            return f"only {len(sizes)} step sizes were timed"
         for what, every in (("tokens", self.target), ("requests drafted for", self.drafter)):
             twice = {n: sorted(times) for n, times in every.items() if len(times) > 1}
-            bad = [n for n, (first, again, *_) in twice.items() if again > REPEATS * first]
+            bad = [n for n, (first, again, *_) in twice.items() if again > MAX_REPEAT_RATIO * first]
             if every and (not twice or 4 * len(bad) > len(twice)):
-                return f"steps of {', '.join(map(str, bad or every))} {what} took as long but once"
+                return f"times of steps of {', '.join(map(str, bad or every))} {what} differ"
         slowest = 0.0
         for n, more in pairwise(sizes):
             one, other = min(self.target[n]), min(self.target[more])
             slowest = max(slowest, one)
-            if other < SINKS * slowest:
+            if other < MIN_RATIO * slowest:
                 return f"{more} tokens took {other / slowest:.2f} of what fewer did"
             behind_graphs = self._graphs and n <= self._graphs[-1] < more
-            if other > RISES * one * more / n and not behind_graphs:
+            if other > MAX_TOKEN_RATIO * one * more / n and not behind_graphs:
                 return f"{more} tokens took {other / one:.1f} times what {n} did"
         return ""
 
     @property
     def costs(self) -> LiveCosts:
-        """Costs that begin with :attr:`table`."""
+        """Live costs with :attr:`table` as prior."""
         return LiveCosts(self.table, profiled=not self.doubt)
 
     @property
     def table(self) -> CostTable:
-        """What it says; of the usual shape, at the measured speed, while it is in doubt."""
+        """The measured table; the nominal shape at the measured speed while there is doubt."""
         sizes = tuple(sorted(self.target))
         times = tuple(min(self.target[n]) * 1e6 for n in sizes)
         if self.doubt:
@@ -183,5 +182,5 @@ class Profile:
 def _time(run: Run, size: int, every: dict[int, list[float]]) -> None:
     start = time.perf_counter()
     counted = run(size)
-    took = time.perf_counter() - start if counted is None else counted
-    every.setdefault(size, []).append(took)
+    elapsed = time.perf_counter() - start if counted is None else counted
+    every.setdefault(size, []).append(elapsed)

@@ -1,4 +1,4 @@
-"""What may be drafted for the requests of a step, compiled: looked up, and described."""
+"""Cache drafts for a step, compiled: suffix look-up and features."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from decoder.drafting.pages import ORDERS
 
 LOOK_UP: Final = np.dtype(
     [
-        ("longest", "i8"),  # tokens of any draft
-        ("shown", "i8"),  # whether cache drafts are looked up
-        ("depth", "i8"),  # as of decoder.drafting.drafts.Limits
+        ("longest", "i8"),  # maximum tokens of any draft
+        ("shown", "i8"),  # whether to look up cache drafts
+        ("depth", "i8"),  # this and the rest: decoder.drafting.drafts.Limits
         ("most", "i8"),
         ("factor", "f8"),
         ("offset", "f8"),
@@ -27,56 +27,56 @@ LOOK_UP: Final = np.dtype(
     ],
     align=True,
 )
-"""What a step's drafts are looked up by."""
+"""Look-up parameters of a step."""
 
 
 def look_up_by(limits: Limits | None, longest: int) -> NDArray[Any]:
-    """Of :data:`LOOK_UP` [1]: cache drafts within ``limits``, or none; of ``longest`` tokens at
-    most."""
-    made = np.zeros(1, LOOK_UP)
-    made[0] = (longest, limits is not None, *(limits or (0, 0, 0.0, 0.0, 0.0)))
-    return made
+    """:data:`LOOK_UP` [1]: cache drafts within ``limits`` (None: no look-up), any draft of at most
+    ``longest`` tokens."""
+    look_up = np.zeros(1, LOOK_UP)
+    look_up[0] = (longest, limits is not None, *(limits or (0, 0, 0.0, 0.0, 0.0)))
+    return look_up
 
 
 class Found(NamedTuple):
-    """The cache draft of a request, of two texts that were asked: its own, and its key's."""
+    """The better of two cache drafts of a request: from its own text and from its key's."""
 
     best: Continuation
-    rival: Continuation  # of the other text; of no tokens if it has none
-    local: int  # 1: the best is of its own
+    rival: Continuation  # the other one; of length 0 if there is none
+    local: int  # 1: the best is from its own text
     rival_first: float  # probability of the rival's first token
-    agreement: int  # tokens on which both begin alike
+    agreement: int  # length of their common prefix
 
 
 @compiled
 def room_of(request: Any, longest: int) -> int:
-    """Tokens of a draft for a request, at most ``longest``; one place is kept for the target's own.
+    """Maximum draft tokens of a request, at most ``longest``; one is left for the target's own.
 
-    While fewer than its least tokens are written a draft does not reach them: vLLM forbids the end
-    in that place, too, by the length before it.
+    Below ``min_tokens`` a draft stays short of it: vLLM masks stop tokens at every draft position
+    by the request's length before the step.
     """
     if not request["speculates"] or request["ended"]:
         return 0
-    written = request["length"] - request["prompt_len"]
-    left = request["max_tokens"] - written
-    left = min(left, request["max_length"] - request["length"]) - 1
-    least = request["min_tokens"] - written
-    return int(min(left, longest, least - 1 if least > 0 else longest))
+    num_output = request["length"] - request["prompt_len"]
+    remaining = request["max_tokens"] - num_output
+    remaining = min(remaining, request["max_length"] - request["length"]) - 1
+    until_min = request["min_tokens"] - num_output
+    return int(min(remaining, longest, until_min - 1 if until_min > 0 else longest))
 
 
 @compiled
 def classify(features: Any, tokens: NDArray[np.int32], classes: NDArray[np.float32]) -> None:
-    """Shares of a draft's tokens in each class, then those of its first; ids behind the vocabulary
-    have none. Mutates ``features``."""
+    """Share of a draft's tokens in each class, and the classes of its first token; ids beyond the
+    vocabulary have none. Mutates ``features``."""
     shares, firsts, width = features["shares"], features["firsts"], classes.shape[1]
     shares[:] = np.float32(0.0)
     firsts[:] = np.float32(0.0)
-    for place in range(len(tokens)):
-        token = tokens[place]
+    for position in range(len(tokens)):
+        token = tokens[position]
         if 0 <= token < len(classes):
             for c in range(width):
                 shares[c] += classes[token, c]
-                if place == 0:
+                if position == 0:
                     firsts[c] = classes[token, c]
     for c in range(width):
         shares[c] /= np.float32(len(tokens))
@@ -84,7 +84,7 @@ def classify(features: Any, tokens: NDArray[np.int32], classes: NDArray[np.float
 
 @compiled
 def describe_match(features: Any, found: Found, probs: NDArray[np.float32]) -> None:
-    """Fill in what the look-up says of a draft whose tokens survive with ``probs``."""
+    """Fill the look-up features of a draft whose tokens survive with ``probs``."""
     best, rival, length = found.best, found.rival, found.best.length
     features["score"], features["match_len"] = best.score, best.match
     features["draft_len"] = length
@@ -97,8 +97,8 @@ def describe_match(features: Any, found: Found, probs: NDArray[np.float32]) -> N
     features["log_agreement"] = np.log1p(np.float32(found.agreement))
     features["score_share"], features["last_prob"] = best.score / length, probs[length - 1]
     for i in range(5):
-        place = (1 << i) - 1
-        features["probs"][i] = probs[place] if place < length else np.float32(0.0)
+        position = (1 << i) - 1
+        features["probs"][i] = probs[position] if position < length else np.float32(0.0)
     features["rival_prob_1"] = found.rival_first
     features["agreement_share"] = found.agreement / length
     features["disagree"] = rival.length > 0 and found.agreement == 0
@@ -107,24 +107,24 @@ def describe_match(features: Any, found: Found, probs: NDArray[np.float32]) -> N
 
 @compiled
 def describe_request(features: Any, handle: Handle, slot: int) -> None:
-    """Fill in what the table says of a request."""
+    """Fill the features of a request's history."""
     table = state_of(handle).table
     request = table.requests[slot]
-    written = request["length"] - request["prompt_len"]
-    since_break = max(written - request["broke_at"], 0)
+    num_output = request["length"] - request["prompt_len"]
+    since_break = max(num_output - request["broke_at"], 0)
     features["log_prompt_len"] = np.log1p(np.float32(request["prompt_len"]))
-    features["log_generated_len"] = np.log1p(np.float32(written))
+    features["log_generated_len"] = np.log1p(np.float32(num_output))
     features["log_since_break"] = np.log1p(np.float32(since_break))
-    features["relative_position"] = written / max(request["max_tokens"], 1)
+    features["relative_position"] = num_output / max(request["max_tokens"], 1)
     features["cache_share"] = request["cache_share"]
-    payoffs, known = request["payoffs"], request["num_payoffs"]
+    payoffs, num_payoffs = request["payoffs"], request["num_payoffs"]
     for i in range(3):
-        features["payoffs"][i] = payoffs[(known - 1 - i) % RECENT] if known > i else 0
+        features["payoffs"][i] = payoffs[(num_payoffs - 1 - i) % RECENT] if num_payoffs > i else 0
     total, most = 0, 0
-    for i in range(min(known, RECENT)):
+    for i in range(min(num_payoffs, RECENT)):
         total += payoffs[i]
         most = max(most, payoffs[i])
-    features["payoff_mean"] = total / max(min(known, RECENT), 1)
+    features["payoff_mean"] = total / max(min(num_payoffs, RECENT), 1)
     features["payoff_max"] = most
     oldest = table.open[slot, 0]
     features["streak"] = table.cycles[oldest]["held"] if request["num_open"] else 0
@@ -138,7 +138,7 @@ def describe_request(features: Any, handle: Handle, slot: int) -> None:
 def keys_of(
     context: NDArray[np.int32], length: int, tokens: NDArray[np.int32], keys: NDArray[np.int64]
 ) -> None:
-    """Fill ``keys`` with what the memory is asked by, in the order of ``MEMORY_KEYS``."""
+    """Fill ``keys`` with payoff memory keys, in the order of ``MEMORY_KEYS``."""
     keys[0] = hashed(tokens, 0, min(len(tokens), 8), 11)
     keys[1] = hashed(context, BACK - min(length, 2), BACK, 22)
     keys[2] = hashed(tokens, 0, 1, hashed(context, BACK - min(length, 1), BACK, 33) & 0x7FFFFFFF)
@@ -146,7 +146,7 @@ def keys_of(
 
 @compiled
 def describe(handle: Handle, slot: int, row: int, found: Found, probs: NDArray[np.float32]) -> None:
-    """Fill row ``row`` of the offers with features and keys of the draft whose tokens are there."""
+    """Fill features and keys of the draft in row ``row`` of the offers; its tokens are there."""
     state = state_of(handle)
     features, request = state.offers.drafts[row], state.table.requests[slot]
     tokens, keys = state.offers.tokens[row, : found.best.length], state.offers.keys[row]
@@ -161,33 +161,33 @@ def describe(handle: Handle, slot: int, row: int, found: Found, probs: NDArray[n
 
 @compiled
 def look_up(handle: Handle, slot: int, limits: Limits) -> Found:
-    """Ask a request's own text and its key's. Overwrites the ``look_ups`` of the state."""
+    """Look up drafts in a request's own text and its key's. Overwrites the state's ``look_ups``."""
     state = state_of(handle)
     pool, request, ours, theirs = (
         state.pool, state.table.requests[slot], state.look_ups.ours, state.look_ups.theirs
     )  # fmt: skip
     own, shared = request["index"], pool.indexes[request["index"]]["shared"]
     context = request["context"][BACK - min(request["length"], BACK) :]
-    mine, other = Continuation(0, 0, 0.0, 0), Continuation(0, 0, 0.0, 0)
+    local, other = Continuation(0, 0, 0.0, 0), Continuation(0, 0, 0.0, 0)
     if pool.indexes[own]["num_pages"] > 0:
-        mine = draft(pool, own, context, limits, ours, state.look_ups.scratch)
+        local = draft(pool, own, context, limits, ours, state.look_ups.scratch)
     if shared > 0 and pool.indexes[shared]["num_pages"] > 0:
         other = draft(pool, shared, context, limits, theirs, state.look_ups.scratch)
     agreement = 0
     while (
-        agreement < min(mine.length, other.length)
+        agreement < min(local.length, other.length)
         and ours.tokens[agreement] == theirs.tokens[agreement]
     ):
         agreement += 1
-    if mine.length == 0 or (other.length > 0 and other.score > mine.score):
-        first = float(ours.probs[0]) if mine.length else 0.0
-        return Found(other, mine, 0, first, agreement)
-    return Found(mine, other, 1, float(theirs.probs[0]) if other.length else 0.0, agreement)
+    if local.length == 0 or (other.length > 0 and other.score > local.score):
+        first = float(ours.probs[0]) if local.length else 0.0
+        return Found(other, local, 0, first, agreement)
+    return Found(local, other, 1, float(theirs.probs[0]) if other.length else 0.0, agreement)
 
 
 @compiled
 def prefetch(handle: Handle, slots: NDArray[np.int64]) -> None:
-    """Have what the look-ups of a step will follow in the processor's caches."""
+    """Prefetch the hash chains that a step's look-ups will follow."""
     state = state_of(handle)
     pool = state.pool
     ahead = np.empty((2 * len(slots), len(ORDERS)), np.int64)
@@ -205,33 +205,33 @@ def prefetch(handle: Handle, slots: NDArray[np.int64]) -> None:
 def propose(
     handle: Handle, slots: Int64Array, look_ups: Annotated[NDArray[Any], LOOK_UP]
 ) -> tuple[int, int]:
-    """Look up the cache drafts of those that may have a draft, and describe them.
+    """Look up the cache drafts of a step and compute their features.
 
     Args:
         handle: of the state, whose ``offers`` are filled.
-        slots: of the step's requests, -1 for one that is not followed.
+        slots: of the step's requests, -1 if not tracked.
         look_ups: [1].
 
     Returns:
-        how many requests may have a draft, and how many of them have a cache draft.
+        number of requests that may have a draft, and of those with a cache draft.
     """
-    state, by = state_of(handle), look_ups[0]
+    state, params = state_of(handle), look_ups[0]
     offers, n, m = state.offers, 0, 0
-    if by["shown"]:
+    if params["shown"]:
         prefetch(handle, slots)
-    for place in range(len(slots)):
-        slot = slots[place]
-        room = room_of(state.table.requests[slot], by["longest"]) if slot >= 0 else 0
-        if room <= 0:
+    for position in range(len(slots)):
+        slot = slots[position]
+        max_tokens = room_of(state.table.requests[slot], params["longest"]) if slot >= 0 else 0
+        if max_tokens <= 0:
             continue
         candidate = offers.candidates[n]
-        candidate["place"], candidate["room"], candidate["draft"] = place, room, -1
+        candidate["place"], candidate["room"], candidate["draft"] = position, max_tokens, -1
         candidate["unable"] = 0
         n += 1
-        if not by["shown"] or state.table.requests[slot]["index"] == 0:
+        if not params["shown"] or state.table.requests[slot]["index"] == 0:
             continue
-        most = min(room, by["most"])
-        limits = Limits(by["depth"], most, by["factor"], by["offset"], by["least"])
+        most = min(max_tokens, params["most"])
+        limits = Limits(params["depth"], most, params["factor"], params["offset"], params["least"])
         found = look_up(handle, slot, limits)
         length = found.best.length
         if length == 0:

@@ -1,8 +1,8 @@
-"""What a worker commits lately: the price of a token in the rate rule.
+"""Running estimate of the commit rate, the only parameter of the rate rule.
 
-Deciding by the rate that deciding so achieves is the fixed point of the rate rule (Dinkelbach 1967:
-from below, every step of that iteration raises the rate), so a worker that follows its own rate
-needs no tuning, neither at the start nor when its load changes.
+Deciding by the rate that these decisions achieve is the fixed point of Dinkelbach's iteration
+(1967), each step of which raises the rate from below. So a worker that uses its measured rate needs
+no tuning, neither at the start nor when its load changes.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ from __future__ import annotations
 from typing import Final
 
 START: Final = 2.0
-"""What a worker takes its rate to be before the first step: between drafting nothing, which commits
-one token in such a time, and text that is copied."""
+"""Rate before the first step: between no drafts, which commits one token per plain step, and copied
+text."""
 MEMORY: Final = 256.0
-"""Steps over which the rate is taken, however many requests share them."""
+"""Window of the rate in steps, whatever their batch size."""
 PRIOR: Final = 8.0
-"""Cycles that the starting rate counts for."""
-SETTLES: Final = 16.0
-"""Steps in which another number of requests is taken to be here to stay."""
+"""Weight of the starting rate, in cycles."""
+BATCH_WINDOW: Final = 16.0
+"""Window of the mean batch size, in steps."""
 LEAST: Final = 0.5
-"""Tokens in the time of a plain step: drafting nothing commits one."""
+"""Lower bound, tokens per plain step; without drafts it is one."""
 
 
 class LiveRate:
     """Tokens a request commits in the time of a step that verifies no draft. O(1) a step.
 
-    A step counts by its requests and is forgotten by steps. What was learned of larger batches
-    counts for ``MEMORY`` steps of the present one, or a batch of one would follow them for long.
+    A step is weighted by its requests and decays by steps. The weight of the past is capped at
+    ``MEMORY`` steps of the present batch size: otherwise a batch of one would follow an earlier
+    larger batch for long.
     """
 
     def __init__(self, start: float = START) -> None:
@@ -40,14 +41,14 @@ class LiveRate:
         return max(self._tokens / self._time, LEAST)
 
     def observe(self, committed: int, cycles: int, time: float) -> None:
-        """Take in a step. Mutates.
+        """Update with a step. Mutates.
 
         Args:
-            committed: tokens, of all requests of the step.
-            cycles: requests of the step, at least one.
-            time: of the step, in steps of as many requests that verify no draft.
+            committed: tokens of all requests of the step.
+            cycles: requests in the step, at least one.
+            time: of the step, in plain steps of as many requests.
         """
-        self._batch += (cycles - self._batch) / (SETTLES if self._batch else 1.0)
+        self._batch += (cycles - self._batch) / (BATCH_WINDOW if self._batch else 1.0)
         keep = min(1.0 - 1.0 / MEMORY, MEMORY * self._batch / self._cycles)
         self._tokens = keep * self._tokens + committed
         self._time = keep * self._time + time * cycles

@@ -1,4 +1,4 @@
-"""What engine and router tell each other: requests, reports of steps, decisions."""
+"""The interface between engine and router: request options, step reports, decisions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from decoder.policy.rule import ARMS
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a request asks for. ``stop_ids`` are the token ids that end it, from ``min_tokens`` on.
+    """Options of a request. ``stop_ids`` are token ids that end it, from ``min_tokens`` on.
 
-    ``opaque``, ``tenant`` and ``session`` are pseudonyms, and the only names of it that leave the
-    worker; ``choice`` counts the choices of one client request. ``cache_key`` is what it has in
-    common with the requests that it may draft from: its tenant, unless it says more.
+    ``opaque``, ``tenant`` and ``session`` are pseudonyms, the only names that leave the worker.
+    ``choice`` numbers the choices of one client request. ``cache_key`` groups the requests that may
+    draft from each other's output; None means the tenant.
     """
 
     max_tokens: int
@@ -37,18 +37,18 @@ class RequestOptions:
 
     @property
     def key(self) -> str:
-        """What it shares its text under."""
+        """Key under which it shares its output."""
         return self.tenant if self.cache_key is None else self.cache_key
 
 
 ADVANCED: Final = np.dtype(
     [
-        ("slot", "i8"),  # in the request table, -1 for one that is not followed
-        ("end", "i8"),  # of its tokens, in those of all
+        ("slot", "i8"),  # in the request table, -1 if not tracked
+        ("end", "i8"),  # end of its tokens in StepReport.tokens
         ("verified", "i8"),  # draft tokens
-        ("length", "i8"),  # tokens that the engine holds, 0 where it does not say
-        ("done", "i8"),  # of decoder.core.observe
-        ("committed", "i8"),  # filled: tokens that its client sees
+        ("length", "i8"),  # tokens the engine holds, 0 if unknown
+        ("done", "i8"),  # progress flags of decoder.core.observe
+        ("committed", "i8"),  # output: tokens that its client sees
     ],
     align=True,
 )
@@ -57,32 +57,32 @@ ADVANCED: Final = np.dtype(
 
 @dataclass(slots=True)
 class StepReport:
-    """One step: who advanced by which tokens, and what the next step has room for.
+    """One step: the requests it advanced, their tokens, and the next step's budget.
 
-    The router fills ``committed`` of ``advanced``, and takes away the slots of those that ended.
+    The router fills ``committed`` of ``advanced`` and sets ``slot`` of ended requests to -1.
     """
 
     names: Sequence[str]
-    """Requests that the step advanced; the next step decides for the same."""
+    """Requests that the step advanced; the next step decides for the same ones."""
     tokens: NDArray[np.int32]
-    """What was committed, of all requests one after the other."""
+    """Committed tokens of all requests, concatenated."""
     advanced: NDArray[Any]
-    """Of :data:`ADVANCED`, for each of ``names``."""
+    """:data:`ADVANCED` [n], one per name."""
     step_tokens: int = 0
-    """Tokens that the step ran through the target, prefill included; 0 for tokens that no step
-    made, of which nothing is learned about time."""
+    """Tokens that the step ran through the target, prefill included; 0 if no step produced the
+    tokens, in which case no time is learned."""
     usual: bool = True
-    """False where the step also did work that had waited: it says nothing of costs."""
+    """False if the step also did deferred work: its time is not used for costs."""
     others: int = 0
-    """Requests of the next step that the router does not follow, and which verify nothing."""
+    """Requests of the next step that the router does not track; they verify nothing."""
     budget: int | None = None
-    """Draft tokens that the next step has room for, of all requests together."""
+    """Draft tokens that the next step has room for, over all requests."""
     unable: Collection[str] = ()
     """Requests that the model drafter cannot draft for."""
     waiting: int = 0
-    """Tokens of prompts that wait to be read."""
+    """Prompt tokens waiting for prefill."""
     capacity: int = 1 << 40
-    """Tokens of a step at most."""
+    """Maximum tokens of a step."""
 
     @classmethod
     def of(
@@ -94,11 +94,11 @@ class StepReport:
         lengths: Sequence[int] | int,
         step_tokens: int,
     ) -> StepReport:
-        """A report by request: its slot, what was committed, how many draft tokens were verified,
-        and how many tokens the engine holds for it after the step, 0 where it does not say.
+        """Build a report from per-request slots, committed tokens, numbers of verified draft
+        tokens, and lengths that the engine holds after the step (0 if unknown).
 
         Raises:
-            OverflowError: a token is none.
+            OverflowError: a token id is out of range.
         """
         advanced = np.zeros(len(names), ADVANCED)
         advanced["slot"], advanced["verified"], advanced["length"] = slots, verified, lengths
@@ -108,16 +108,16 @@ class StepReport:
 
 
 class Decision(NamedTuple):
-    """What one request verifies in the coming cycle: ``tokens`` when the arm is ``cache``."""
+    """What one request verifies in the next cycle; ``tokens`` only for the arm ``cache``."""
 
     arm: Arm
     tokens: Sequence[int] = ()
-    room: int = 0  # draft tokens of any arm that the request may still use
+    room: int = 0  # maximum draft tokens, for any arm
 
 
 class Decisions:
-    """What each of n requests verifies: ``arms``, ``lengths`` of cache drafts, ``rooms`` (as in
-    :class:`Decision`) and ``drafts``, the row of ``tokens`` that each has; all int32 [n].
+    """Decisions for n requests: ``arms``, ``lengths`` of cache drafts, ``rooms`` (as in
+    :class:`Decision`) and ``drafts``, their rows in ``tokens``; all int32 [n].
 
     Valid until the next choice, which overwrites ``tokens``.
     """

@@ -1,4 +1,4 @@
-"""What the step under way takes: all of the router's stop-watches."""
+"""Timing of the current step: all of the router's timers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from decoder.policy.pricing import CostTable, step_time
 
 @dataclass(slots=True)
 class StepTimer:
-    """A choice and the step that follows it; ``began``, ``proposed`` and ``decided`` in seconds of
-    the performance counter, 0 where nobody waits for a step.
+    """Times a choice and the step that follows it; ``began``, ``proposed`` and ``decided`` are
+    performance counter seconds, 0 if no step is in flight.
 
-    ``side`` decided it, if it was dealt out; ``unpaid_us`` is, of the choice, what its side's like
-    would not do. ``settled_us`` is the router's work while the target ran, as far as the engine
-    waited for it. ``own_us`` and ``exposed_us`` as in :class:`decoder.core.counters.Counters`; they
-    take in what an engine does for the router between :meth:`enter` and :meth:`leave`, and
-    ``since`` is when that began, or was last added, 0 where it does nothing.
+    ``side`` is the variant that decided, None for the champion outside of a round. ``unpaid_us`` is
+    time of the choice that the variant's stock counterpart would not spend. ``settled_us`` is work
+    after the choice that the engine waited for. ``own_us`` and ``exposed_us`` are as in
+    :class:`decoder.core.counters.Counters`. They include the adapter's work between :meth:`enter`
+    and :meth:`leave`; ``since`` is when it began or was last added, 0 outside.
     """
 
     side: Variant | None = None
     asked: int = 0  # requests of the choice
-    drafted: int = 0  # tokens that the model drafter makes
+    drafted: int = 0  # tokens that the model drafter makes per request
     began: float = 0.0
     proposed: float = 0.0
     decided: float = 0.0
@@ -36,37 +36,37 @@ class StepTimer:
     since: float = 0.0
 
     def enter(self) -> None:
-        """From now on all is done for the router. Mutates."""
+        """Begin to count the adapter's time as the router's. Mutates."""
         self.since = time.perf_counter()
 
     def leave(self) -> None:
-        """The engine does its own again. Mutates."""
+        """Stop counting the adapter's time. Mutates."""
         if self.since:
             self.settled(self.since, exposed=True)
             self.since = 0.0
 
     def begin_choice(self) -> None:
-        """A choice begins; what was done before is added. Mutates."""
+        """A choice begins; earlier adapter time is added. Mutates."""
         self.began = self.spent(self.since) if self.since else time.perf_counter()
 
     def end_proposals(self) -> None:
-        """Drafts are looked up and described. Mutates."""
+        """Drafts are looked up and have features. Mutates."""
         self.proposed = time.perf_counter()
 
-    def end_choice(self, side: Variant | None, asked: int) -> float:
-        """The arms of ``asked`` requests are chosen; microseconds that it took. Mutates."""
-        now, stock = time.perf_counter(), side is not None and side.draft_source == "stock"
-        self.side, self.asked, self.settled_us = side, asked, 0.0
+    def end_choice(self, variant: Variant | None, asked: int) -> float:
+        """Arms of ``asked`` requests are chosen; microseconds since the choice began. Mutates."""
+        now, stock = time.perf_counter(), variant is not None and variant.draft_source == "stock"
+        self.side, self.asked, self.settled_us = variant, asked, 0.0
         self.unpaid_us = (now - self.proposed) * 1e6 if stock else 0.0
         return (now - self.began) * 1e6
 
     def end_decisions(self) -> None:
-        """The engine goes on. Mutates."""
+        """The engine continues. Mutates."""
         now = self.spent(self.began)
-        self.decided = now if self.asked else 0.0  # what follows nobody's step is a pause
+        self.decided = now if self.asked else 0.0  # without requests, the engine is idle
 
     def spent(self, began: float) -> float:
-        """Add the router's own time since ``began``; the time it is now. Mutates."""
+        """Add the router's own time since ``began``; returns the time now. Mutates."""
         now = time.perf_counter()
         self.own_us += (now - began) * 1e6
         self.exposed_us += (now - began) * 1e6
@@ -74,17 +74,17 @@ class StepTimer:
         return now
 
     def settled(self, began: float, exposed: bool) -> None:
-        """Add accounts and events made since ``began``. Mutates."""
+        """Add the time of settling since ``began``. Mutates."""
         now = time.perf_counter()
-        took = (now - began) * 1e6
+        elapsed_us = (now - began) * 1e6
         self.since = now if self.since else 0.0
-        self.own_us += took
+        self.own_us += elapsed_us
         if exposed:
-            self.exposed_us += took
-            self.settled_us += took
+            self.exposed_us += elapsed_us
+            self.settled_us += elapsed_us
 
     def ran_us(self, until: float) -> float:
-        """What the engine took from the choice to ``until``; 0 where no choice stands."""
+        """Microseconds of the engine from the choice to ``until``; 0 without a choice."""
         return (until - self.decided) * 1e6 - self.settled_us if self.decided else 0.0
 
     def came_to(
@@ -96,10 +96,10 @@ class StepTimer:
         until: float,
         usual: bool,
     ) -> StepOutcome:
-        """What the step of ``names`` came to that verified ``drafts`` tokens, as a trial adds it,
-        but for its tokens, groups and sessions.
+        """Outcome of the step of ``names``, which verified ``drafts`` tokens, without its committed
+        tokens, groups and sessions.
 
-        The router's own work is in it: only a side that is shown no draft pays for none of it.
+        It includes the router's own time, except for a variant without drafts.
         """
         rows = len(names)
         cost_us = step_time(table, rows, drafts, self.drafted)

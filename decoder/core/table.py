@@ -1,8 +1,8 @@
 """The request table: per-request state and open cycles as records in preallocated arrays.
 
-A cycle is a row of :data:`decoder.contracts.fields.ROW` from the choice on: what becomes of it is
-written where its event will be. ``observe``, ``proposer`` and ``cycles`` have what is done with
-them in every step.
+From the choice on, a cycle is a row of :data:`decoder.contracts.fields.ROW`: outcomes are written
+directly into its future event. ``observe``, ``proposer`` and ``cycles`` are the operations of a
+step.
 """
 
 from __future__ import annotations
@@ -42,121 +42,121 @@ REQUEST: Final = np.dtype(
         ("min_tokens", "i8"),
         ("speculates", "i8"),
         ("ended", "i8"),  # LIVE, STOPPED or FULL_LENGTH
-        ("cycle", "i8"),  # the one under way, -1 for none
+        ("cycle", "i8"),  # number of its open cycle, -1 for none
         ("num_cycles", "i8"),
         ("drafted_at", "i8"),  # its length when it last had a model draft
-        ("index", "i8"),  # of its text, 0 for none
-        ("memory", "i8"),  # of payoffs
-        ("num_stops", "i8"),  # ids that end it
-        ("num_open", "i8"),  # labels that are open
-        ("broke_at", "i8"),  # output tokens when a cache draft last broke off
-        ("took", "i8"),  # a bit for each of its last cycles: whether that verified a cache draft
-        ("took_cycles", "i8"),  # of how many that tells
-        ("num_payoffs", "i8"),  # resolved
-        ("payoffs", "i8", (RECENT,)),  # the last of them, the oldest overwritten
-        ("cache_share", "f8"),  # of its last cycles
+        ("index", "i8"),  # row of its text index, 0 for none
+        ("memory", "i8"),  # row of its payoff memory
+        ("num_stops", "i8"),  # stop token ids
+        ("num_open", "i8"),  # open labels
+        ("broke_at", "i8"),  # output tokens when a cache draft was last rejected
+        ("took", "i8"),  # bit set of its last cycles: 1 if the cycle verified a cache draft
+        ("took_cycles", "i8"),  # valid bits
+        ("num_payoffs", "i8"),  # resolved so far
+        ("payoffs", "i8", (RECENT,)),  # ring of the last ones, tokens
+        ("cache_share", "f8"),  # share of cache drafts in its last cycles
         ("first", "f8"),  # decayed share of drafts whose first token was accepted
         ("log_fast", "f8"),  # decayed means of log1p(payoff)
         ("log_slow", "f8"),
         ("model_recent", "f8"),  # decayed accepted length of its model drafts
         ("window", WINDOW),
-        ("context", "i4", (BACK,)),  # its last tokens, at the end
+        ("context", "i4", (BACK,)),  # its last tokens, right-aligned
     ],
     align=True,
 )
 STEP_CHOICE: Final = np.dtype(
     [
-        ("all_wanted", "i8"),  # draft tokens, had the policy its way
-        ("all_cached", "i8"),  # draft tokens, were the cache arm in force
-        ("drafting", "i8"),  # requests for which the policy wants a model draft
-        ("models", "i8"),  # requests that have one
-        ("model_len", "i8"),  # tokens of a model draft
+        ("all_wanted", "i8"),  # draft tokens under the policy's choice
+        ("all_cached", "i8"),  # draft tokens under the cache arm
+        ("drafting", "i8"),  # requests for which the policy prefers a model draft
+        ("models", "i8"),  # requests that get one
+        ("model_len", "i8"),  # length of a model draft
         ("prefill_tokens", "i8"),
         ("serves", "i8"),  # whether the champion decided
     ],
     align=True,
 )
-"""What the cycles of a step have in common, for the floor."""
+"""Shared data of a step's cycles, for the floor."""
 CYCLE: Final = np.dtype(
     [
         ("slot", "i8"),
         ("held", "i8"),  # tokens of its cache draft that matched so far
         ("arm", "i8"),
-        ("wanted", "i8"),  # the arm that the policy wanted, and its draft tokens
+        ("wanted", "i8"),  # the arm the policy preferred, and its draft tokens
         ("wanted_len", "i8"),
-        ("cached_len", "i8"),  # draft tokens, were the cache arm in force
-        ("made", "i8"),  # whether the engine has said what it drafted
+        ("cached_len", "i8"),  # draft tokens under the cache arm
+        ("made", "i8"),  # 1 once the engine has reported what it drafted
         ("committed", "i8"),
         ("step", STEP_CHOICE),
-        ("keys", "i8", (KINDS,)),  # of the memory
+        ("keys", "i8", (KINDS,)),  # payoff memory keys
     ],
     align=True,
 )
 ARM_COUNTS: Final = np.dtype([("cycles", "i8"), ("drafted", "i8"), ("accepted", "i8")], align=True)
 COUNTS: Final = np.dtype(
     [
-        ("free", "i8"),  # cycles of nobody's
+        ("free", "i8"),  # free cycles
         ("unsettled", "i8"),  # cycles to be settled
-        ("deepest", "i8"),  # the most labels that a request had open
+        ("deepest", "i8"),  # maximum number of open labels of a request so far
         ("events", "i8"),
         ("labelled", "i8"),
         ("tokens", "i8"),  # committed
-        ("undrafted", "i8"),  # model drafts chosen and not made
+        ("undrafted", "i8"),  # model drafts chosen but not made
         ("arms", ARM_COUNTS, (len(ARMS),)),
     ],
     align=True,
 )
 LIVE, STOPPED, FULL_LENGTH = range(3)
-"""How a request has ended."""
-GROWS: Final = 2
+"""Values of ``ended``."""
+GROWTH: Final = 2
 
 
 class Table(NamedTuple):
-    """Requests by slot, cycles by number."""
+    """All requests by slot, and all cycles by number."""
 
     requests: Annotated[NDArray[Any], REQUEST]  # [slots]
     stops: Int32Matrix  # [slots, widest]
-    open: Int32Matrix  # [slots, deepest], cycles whose labels are open, the oldest first
-    names: Uint8Matrix  # [slots, bytes], as events have them
+    open: Int32Matrix  # [slots, deepest], cycles with open labels, oldest first
+    names: Uint8Matrix  # [slots, bytes], packed for events
     rows: Annotated[NDArray[Any], ROW]  # [cycles]
-    raw: Uint8Matrix  # the same, [cycles, bytes]
+    raw: Uint8Matrix  # bytes of ``rows``, [cycles, bytes]
     cycles: Annotated[NDArray[Any], CYCLE]  # [cycles]
     drafts: Int32Matrix  # [cycles, longest], tokens of cache drafts
-    free: Int32Array  # [cycles]
-    unsettled: Int32Array  # [cycles], those of which all is known, in that order
+    free: Int32Array  # [cycles], stack
+    unsettled: Int32Array  # [cycles], completed cycles in order of completion
     counts: Annotated[NDArray[Any], COUNTS]  # [1]
 
 
 class Offers(NamedTuple):
-    """What a step may verify; overwritten by the next step."""
+    """Drafts that a step may verify; overwritten by the next step."""
 
     candidates: Annotated[NDArray[Any], CANDIDATE]  # [requests] that may have a draft
     drafts: Annotated[NDArray[Any], FEATURE_ROW]  # [requests], features of their cache drafts
-    features: Float32Matrix  # the same memory, [requests, features], as networks read it
+    features: Float32Matrix  # view of ``drafts`` for networks, [requests, features]
     tokens: Int32Matrix  # [requests, longest]
-    keys: Annotated[NDArray[np.int64], 2]  # [requests, KINDS], of the memory
+    keys: Annotated[NDArray[np.int64], 2]  # [requests, KINDS], payoff memory keys
 
 
 class LookUps(NamedTuple):
-    """What look-ups overwrite."""
+    """Buffers of look-ups."""
 
-    ours: Written  # the draft of a request's own text
-    theirs: Written  # that of its key's
+    ours: Written  # draft from a request's own text
+    theirs: Written  # draft from its key's
     scratch: Scratch
 
 
 class State(NamedTuple):
-    """All that the compiled functions of a step work on."""
+    """All arrays that the compiled functions of a step use."""
 
     table: Table
     pool: Pool
     payoffs: Payoffs
     offers: Offers
     look_ups: LookUps
-    odds: Float64Array  # of the model arm, and what is known of them
-    seen: Float64Array
+    odds: Float64Array  # of the model arm
+    seen: Float64Array  # of the model arm
     classes: Float32Matrix  # [vocabulary, classes]
-    event: Uint8Array  # bytes of what the events of a step share
+    event: Uint8Array  # packed STEP fields of a step's events
 
 
 state_of = opener(State)
@@ -166,7 +166,7 @@ def new_table(slots: int, cycles: int, longest: int) -> Table:
     """An empty table.
 
     Args:
-        longest: tokens of a cache draft at most.
+        longest: maximum length of a cache draft, tokens.
     """
     rows, counts = np.zeros(cycles, ROW), np.zeros(1, COUNTS)
     counts["free"] = cycles
@@ -179,7 +179,7 @@ def new_table(slots: int, cycles: int, longest: int) -> Table:
 
 
 def new_offers(requests: int, longest: int) -> Offers:
-    """Room for so many requests, with cache drafts of ``longest`` tokens at most."""
+    """Empty offers for ``requests`` requests, with cache drafts of at most ``longest`` tokens."""
     drafts = np.zeros(requests, FEATURE_ROW)
     return Offers(
         np.zeros(requests, CANDIDATE), drafts,
@@ -189,20 +189,20 @@ def new_offers(requests: int, longest: int) -> Offers:
 
 
 def new_look_ups(longest: int) -> LookUps:
-    """For cache drafts of ``longest`` tokens at most."""
-    ours, theirs = (
+    """Look-up buffers for cache drafts of at most ``longest`` tokens."""
+    own, shared = (
         Written(np.zeros(longest, np.int32), np.zeros(longest, np.float32)) for _ in range(2)
     )
-    return LookUps(ours, theirs, scratch_for(longest))
+    return LookUps(own, shared, scratch_for(longest))
 
 
 def raw_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes of rows of a structured dtype: [n, bytes]."""
+    """Byte view of rows of a structured dtype: [n, bytes]."""
     return rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize)
 
 
 class RequestTable:
-    """The table, who is where in it, and what grows."""
+    """Owns the table: slots by request name, allocation and growth."""
 
     def __init__(self, longest: int) -> None:
         """Begin empty."""
@@ -211,19 +211,18 @@ class RequestTable:
         self.slots: dict[str, int] = {}
         self.options: dict[int, RequestOptions] = {}  # by slot
         self._free = list(range(63, -1, -1))
-        self._left: list[int] = []  # slots whose cycles may still wait to be settled
+        self._stopped: list[int] = []  # slots of stopped requests with unsettled cycles
 
     def __contains__(self, name: str) -> bool:
         return name in self.slots
 
     def shared(
-        self, names: Sequence[str], slots: NDArray[np.int64], made: NDArray[np.int64]
+        self, names: Sequence[str], slots: NDArray[np.int64], committed: NDArray[np.int64]
     ) -> tuple[dict[tuple[str, str], list[int]], frozenset[str]]:
-        """Of the requests [n], that ``made`` so many tokens, the tokens and requests of each tenant
-        and workload, and the sessions; those that have just left are known until :meth:`settled`.
-        """
+        """Tokens and requests by tenant and workload, and the sessions, of n requests that
+        committed so many tokens each. Stopped requests are known until :meth:`settled`."""
         groups, sessions = dict[tuple[str, str], list[int]](), set[str]()
-        for name, slot, tokens in zip(names, slots.tolist(), made.tolist(), strict=True):
+        for name, slot, tokens in zip(names, slots.tolist(), committed.tolist(), strict=True):
             if slot >= 0:
                 options = self.options[slot]
                 sums = groups.setdefault((options.tenant, options.workload), [0, 0])
@@ -239,13 +238,13 @@ class RequestTable:
         text: Tokens,
         prompt_len: int,
         model: float,
-        told: bytes | None,
+        packed: bytes | None,
     ) -> int:
-        """A slot for a request with ``text`` (int32 [n]).
+        """Add a request with ``text`` (int32 [n]); its slot.
 
         Args:
-            model: accepted length that its first model draft has to expect.
-            told: its names as events have them; None where they cannot be written.
+            model: expected accepted length of its first model draft.
+            packed: its names packed for events; None if they cannot be encoded.
         """
         if not self._free:
             self._more_slots()
@@ -263,52 +262,52 @@ class RequestTable:
         row["model_recent"], row["num_stops"] = model, len(stops)
         row["context"][BACK - len(seen) :] = seen
         table.stops[slot, : len(stops)] = stops
-        table.names[slot] = np.frombuffer(told, np.uint8) if told is not None else 255
+        table.names[slot] = np.frombuffer(packed, np.uint8) if packed is not None else 255
         self.slots[name], self.options[slot] = slot, options
         return slot
 
     def remove(self, name: str) -> int:
-        """Forget who is in a slot; what is left of its cycles may be settled first."""
+        """Remove a request; its slot. The slot is reused after :meth:`settled`."""
         slot = self.slots.pop(name)
-        self._left.append(slot)
+        self._stopped.append(slot)
         return slot
 
     def settled(self) -> None:
-        """No cycle of one that left waits any more."""
-        for slot in self._left:
+        """Free the slots of stopped requests: all their cycles are settled."""
+        for slot in self._stopped:
             del self.options[slot]
-        self._free += self._left
-        self._left = []
+        self._free += self._stopped
+        self._stopped = []
 
     def reserve(self, cycles: int) -> None:
-        """Make room for a step of so many cycles, each with an open label."""
+        """Grow the table for a step of ``cycles`` cycles, each with an open label."""
         table = self.arrays
         if table.counts["free"][0] < cycles:
             self._more_cycles(cycles)
         if len(self.offers.candidates) < cycles:
-            self.offers = new_offers(GROWS * cycles, table.drafts.shape[1])
+            self.offers = new_offers(GROWTH * cycles, table.drafts.shape[1])
         if table.counts["deepest"][0] >= table.open.shape[1]:
-            self._widen("open", GROWS * table.open.shape[1])
+            self._widen("open", GROWTH * table.open.shape[1])
 
     def _more_slots(self) -> None:
-        table, had = self.arrays, len(self.arrays.requests)
+        table, slots = self.arrays, len(self.arrays.requests)
         grown = {
-            name: _longer(getattr(table, name), GROWS * had)
+            name: _longer(getattr(table, name), GROWTH * slots)
             for name in ("requests", "stops", "open", "names")
         }
         self.arrays = table._replace(**grown)
-        self._free += range(GROWS * had - 1, had - 1, -1)
+        self._free += range(GROWTH * slots - 1, slots - 1, -1)
 
     def _more_cycles(self, cycles: int) -> None:
-        table, had = self.arrays, len(self.arrays.rows)
-        size = GROWS * had
-        left = int(table.counts["free"][0])
-        while size - had + left < cycles:
-            size *= GROWS
+        table, old_size = self.arrays, len(self.arrays.rows)
+        size = GROWTH * old_size
+        num_free = int(table.counts["free"][0])
+        while size - old_size + num_free < cycles:
+            size *= GROWTH
         names = ("rows", "cycles", "drafts", "free", "unsettled")
         grown = {name: _longer(getattr(table, name), size) for name in names}
-        grown["free"][left : left + size - had] = np.arange(had, size)
-        table.counts["free"] += size - had
+        grown["free"][num_free : num_free + size - old_size] = np.arange(old_size, size)
+        table.counts["free"] += size - old_size
         self.arrays = table._replace(**grown, raw=raw_of(grown["rows"]))
 
     def _widen(self, name: str, width: int) -> None:

@@ -1,7 +1,7 @@
-"""The requests that a router follows: their text, what was committed of it, and their labels.
+"""Tracker of a router's requests: their text, committed tokens and open labels.
 
-A request whose text is not the engine's is left out by itself, whatever happens to it, and so is
-one whose bookkeeping fails.
+A request whose length differs from the engine's is dropped on its own; so is one whose bookkeeping
+fails.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from decoder.limited_log import LimitedLog
 
 
 class Progress(NamedTuple):
-    """What a step came to."""
+    """Totals of a step."""
 
-    closed: int  # cycles
-    committed: int  # tokens in them
-    verified: int  # draft tokens in them
-    predicted: int  # tokens of all that their own text predicted, where these are counted
-    drafts: int  # draft tokens verified of all
-    tokens: int  # committed of all
+    closed: int  # cycles closed
+    committed: int  # tokens in closed cycles
+    verified: int  # draft tokens in closed cycles
+    predicted: int  # tokens predicted by their request's own text, if counted
+    drafts: int  # draft tokens verified by all requests
+    tokens: int  # tokens committed by all requests
 
 
 class Tracker:
-    """Requests by name, from their start to their stop. For the engine's thread."""
+    """Tracks requests by name from start to stop. For the engine's thread."""
 
     def __init__(
         self,
@@ -50,17 +50,17 @@ class Tracker:
         model_len: int,
         classes: NDArray[np.float32],
     ) -> None:
-        """Begin with nobody.
+        """Begin without requests.
 
         Args:
-            model_len: tokens of a model draft at most, 0 without a model drafter.
-            classes: of the vocabulary's tokens, float32 [vocabulary, classes].
+            model_len: maximum length of a model draft, 0 without a model drafter.
+            classes: token classes, float32 [vocabulary, classes].
         """
         self.table = RequestTable(max(cache.limits.most if cache is not None else 1, STOCK.most))
         self.counters = Counters(self.table.arrays.counts)
         self.memories = Memories(cache.memory_bytes if cache is not None else 0)
         self.event = np.zeros(STEP.itemsize, np.uint8)
-        """Bytes of what the events of a step share."""
+        """Packed ``STEP`` fields, shared by the events of a step."""
         self.limited_log = LimitedLog()
         self.sink, self._cache = sink, cache
         self._model_arm, self._model_len, self._classes = model_arm, model_len, classes
@@ -69,7 +69,7 @@ class Tracker:
         self._parts: tuple[Any, ...] = (None,)
 
     def state(self) -> Any:
-        """The handle of all arrays, as :mod:`decoder.core.table` has them."""
+        """Handle of the current :class:`~decoder.core.table.State`."""
         pool = self._cache.pool if self._cache is not None else NO_TEXT
         table = self.table
         parts = table.arrays, table.offers, pool, self.memories.payoffs
@@ -86,13 +86,13 @@ class Tracker:
     def start(
         self, request: str, prompt: Tokens, options: RequestOptions, output: Sequence[int] = ()
     ) -> None:
-        """Begin to follow a request whose prompt is int32 [n].
+        """Begin to track a request whose prompt is int32 [n].
 
         Args:
-            output: tokens committed before, of a request that is met late.
+            output: tokens committed before tracking began.
 
         Raises:
-            ValueError: the request is followed already.
+            ValueError: the request is tracked already.
         """
         if request in self.table:
             raise ValueError(f"request {request!r} is active already")
@@ -106,8 +106,8 @@ class Tracker:
         row["memory"] = self.memories.begin(options.key)
         if self._cache is None:
             return
-        # As one text: what a request wrote before it was met is not written for others again. One
-        # that may have no draft has nothing to copy from it.
+        # Index prompt and earlier output as one text: that output is not shared again. A request
+        # that cannot have a draft needs no text.
         left = min(options.max_tokens - len(output), options.max_model_len - len(text)) - 1
         kept = text if options.speculate and left > 0 else text[:0]
         try:
@@ -117,72 +117,72 @@ class Tracker:
             raise
 
     def advance(self, report: StepReport, step_us: float, compared: bool) -> Progress:
-        """Take in what a step committed; labels resolve. Mutates ``report``, whose requests that
-        ended or are left out have no slot any more.
+        """Process the committed tokens of a step; labels resolve. Mutates ``report``: ended and
+        dropped requests get slot -1.
 
         Args:
-            compared: whether to count the tokens that text predicted.
+            compared: whether to count tokens predicted by a request's own text.
         """
         advanced, step = report.advanced, np.zeros(1, observe.OBSERVED)
         before = self.counters.tokens
         step["step_tokens"], step["step_us"] = report.step_tokens, step_us
         step["compared"] = compared
-        at, why = 0, -1
+        at, status = 0, -1
         while True:
-            at, why = observe.observe(self.state(), advanced, report.tokens, step, at)
-            if why == observe.DONE:
+            at, status = observe.observe(self.state(), advanced, report.tokens, step, at)
+            if status == observe.DONE:
                 break
-            place = at - (why == observe.OVER)
-            if self._is_over(why, place, report):
-                advanced["slot"][place] = -1
+            position = at - (status == observe.OVER)
+            if self._handle_early_return(status, position, report):
+                advanced["slot"][position] = -1
         _, _, _, closed, committed, verified, predicted, began, drafts = step[0].item()
         if began and self._cache is not None:
-            for place in np.flatnonzero(advanced["done"] & observe.BEGUN).tolist():
-                self._cache.book(report.names[place])
-        made = self.counters.tokens - before
-        return Progress(closed, committed, verified, predicted, drafts, made)
+            for position in np.flatnonzero(advanced["done"] & observe.BEGUN).tolist():
+                self._cache.book(report.names[position])
+        tokens = self.counters.tokens - before
+        return Progress(closed, committed, verified, predicted, drafts, tokens)
 
-    def _is_over(self, why: int, place: int, report: StepReport) -> bool:
-        """Do what a request needs of Python; whether it is followed no more."""
-        name, request = report.names[place], report.advanced[place]
+    def _handle_early_return(self, status: int, position: int, report: StepReport) -> bool:
+        """Do the Python part for a request; whether it is no longer tracked."""
+        name, request = report.names[position], report.advanced[position]
         row = self.table.arrays.requests[request["slot"]]
-        if why == observe.OVER:
+        if status == observe.OVER:
             if self._cache is not None:
                 self._cache.book(name)
             self.stop(name, "stop" if row["ended"] == STOPPED else "length")
             return True
-        if why == observe.LOST:
-            self._leave_out(name, "length")
-        elif why == observe.GROW:
+        if status == observe.LOST:
+            self._drop(name, "length")
+        elif status == observe.GROW:
             request["done"] |= observe.GROWN
             self.memories.grow(int(row["memory"]), int(row["num_open"]))
             return False
         else:
             request["done"] |= observe.WRITTEN
-            begin = report.advanced["end"][place - 1] if place else 0
-            came = report.tokens[begin : request["end"]]
-            count = observe.visible(self.state(), int(request["slot"]), came)
+            begin = report.advanced["end"][position - 1] if position else 0
+            reported = report.tokens[begin : request["end"]]
+            count = observe.visible(self.state(), int(request["slot"]), reported)
             try:
                 assert self._cache is not None
-                self._cache.extend(name, came[:count].tolist())
+                self._cache.extend(name, reported[:count].tolist())
                 return False
             except Exception:  # noqa: BLE001 - logged
                 self._fault(name)
         return True
 
     def _fault(self, name: str) -> None:
-        """Count and log the exception being handled, of the bookkeeping of a request."""
+        """Log the exception being handled, and drop the request."""
         if name in self.table:
-            self.limited_log.exception("a request is left out of drafting: its bookkeeping failed")
-            self._leave_out(name, "fault")
+            self.limited_log.exception("a request gets no more drafts: its bookkeeping failed")
+            self._drop(name, "fault")
 
-    def _leave_out(self, name: str, reason: str) -> None:
-        """Follow a request no longer: what is known of it cannot be relied on."""
+    def _drop(self, name: str, reason: str) -> None:
+        """Drop a request whose state is unreliable, and count it by ``reason``."""
         self.counters.left_out[reason] += 1
         self.stop(name, "lost")
 
     def stop(self, name: str, reason: str) -> None:
-        """Stop following a request: its open labels leave censored.
+        """Stop tracking a request: its open labels are censored.
 
         Unknown names are ignored; never raises.
         """

@@ -1,1 +1,1 @@
-"""Where drafts come from: the suffix cache and the EAGLE3 head. Knows nothing of choosing."""
+"""Drafters: the suffix cache and the EAGLE3 head. Independent of the policy."""

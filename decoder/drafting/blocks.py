@@ -1,18 +1,18 @@
-"""Parts of an array, as tables that grow need them."""
+"""Buddy allocator for tables that grow inside one array."""
 
 from __future__ import annotations
 
 
 class Blocks:
-    """Parts of an array whose sizes are powers of two, split and joined as buddies."""
+    """Blocks of an array whose sizes are powers of two, split and merged as buddies."""
 
     def __init__(self, size: int) -> None:
         """One free block of 2**``size``."""
         self._free: list[set[int]] = [set() for _ in range(size)] + [{0}]
 
     def take(self, size: int) -> int:
-        """Where a free block of 2**``size`` begins, -1 if there is none; the first of the smallest
-        that will do. Mutates."""
+        """Allocate a block of 2**``size``: its start, from the lowest of the smallest free blocks
+        that fit, or -1 if none does. Mutates."""
         for larger in range(size, len(self._free)):
             if self._free[larger]:
                 begin = min(self._free[larger])
@@ -23,7 +23,7 @@ class Blocks:
         return -1
 
     def give(self, begin: int, size: int) -> None:
-        """Give back what was taken. Mutates."""
+        """Free a block that :meth:`take` returned. Mutates."""
         while begin ^ (1 << size) in self._free[size]:
             self._free[size].remove(begin ^ (1 << size))
             begin &= ~(1 << size)

@@ -1,4 +1,4 @@
-"""A cache draft, and the limits of looking one up."""
+"""A cache draft, and the limits of a look-up."""
 
 from __future__ import annotations
 
@@ -13,30 +13,28 @@ Tokens = NDArray[np.int32]
 
 
 class Limits(NamedTuple):
-    """Of a look-up."""
+    """Limits of a look-up. A draft has at most ``factor * matched tokens + offset`` tokens."""
 
-    depth: int  # tokens of context and draft together
-    most: int  # tokens of a draft
-    factor: float  # tokens of a draft for each one matched
-    offset: float  # tokens beside
-    least: float  # probability of a draft's last token
+    depth: int  # maximum tokens of matched context and draft together
+    most: int  # maximum tokens of a draft
+    factor: float
+    offset: float
+    least: float  # minimum probability of a draft's last token
 
 
 STOCK: Final = Limits(24, 24, 1.0, 0.0, 0.1)
-"""What vLLM's suffix decoding draws from its trees where nobody sets anything
-(``SpeculativeConfig`` of vLLM 0.32: depth, factor and least probability; a draft is at most as long
-as a tree is deep)."""
+"""Defaults of vLLM's suffix decoding (``SpeculativeConfig`` of vLLM 0.32: depth, factor, minimum
+probability); its drafts are at most as long as its trees are deep."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheDraft:
-    """A linear draft, deterministic given the prefix and what of it is indexed.
+    """A linear draft, deterministic given the prefix and the indexed text.
 
-    ``probs[i]`` is the counted probability that the draft survives through token i (a running
-    product, so it never rises); ``score`` is their sum, the accepted length that counting expects;
-    ``match_len`` is the number of context tokens matched. ``local`` says that the request's own
-    text proposed it, and not its key's outputs. ``rival`` is what the other had to say, if
-    anything.
+    ``probs[i]`` is the probability, from counts, that the draft survives through token i (a running
+    product, so it never rises). ``score`` is their sum, the expected accepted length. ``match_len``
+    is the number of context tokens matched. ``local``: copied from the request's own text, not from
+    its key's outputs. ``rival`` is the other source's draft, if any.
     """
 
     tokens: list[int]
@@ -48,7 +46,7 @@ class CacheDraft:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of tokens on which ``a`` and ``b`` begin alike."""
+    """Length of the common prefix of ``a`` and ``b``, tokens."""
     shorter = min(len(a), len(b))
     if list(a[:shorter]) == list(b[:shorter]):
         return shorter

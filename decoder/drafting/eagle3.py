@@ -1,13 +1,11 @@
-"""The EAGLE3 head: one decoder layer that guesses ahead from the target's hidden states.
+"""The EAGLE3 head: one decoder layer that drafts from the target's hidden states.
 
-Method: EAGLE-3 (arXiv 2503.01840). At position ``p`` the head sees what the target knew after
-reading token ``p`` (hidden states of three of its layers, mixed by ``fc``) and the embedding of the
-token that came next; it predicts the token after that. Further tokens are drafted from the head's
-own output in place of the target's states.
+EAGLE-3 (arXiv 2503.01840). At position ``p`` the head reads the target's hidden states after token
+``p`` (three layers, mixed by ``fc``) and the embedding of the next token, and predicts the token
+after that. For further draft tokens its own output replaces the target's states.
 
-The names and the arithmetic are those of vLLM 0.32's ``llama_eagle3.py`` (its default,
-norm-after-residual form), so one checkpoint serves there and here. The embeddings are the target's
-and are not stored.
+Names and arithmetic follow vLLM 0.32's ``llama_eagle3.py`` (default, norm-after-residual form), so
+one checkpoint works in both. The head uses the target's embeddings and stores none.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class KV(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention whose input is an embedding and a hidden state side by side."""
+    """Grouped-query attention over the concatenated embedding and hidden state."""
 
     def __init__(self, c: HeadConfig) -> None:
         super().__init__()
@@ -40,14 +38,14 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
         self.v_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
         self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
-        # No buffer: casting the head to half precision would cast it too, and a rotation by
-        # thousands of positions would be off by whole turns.
+        # Not a buffer: a head cast to half precision would cast it too, and at positions in the
+        # thousands the rotation would be off by whole turns.
         self._frequencies = c.rope_theta ** (-torch.arange(0, c.head_dim, 2).float() / c.head_dim)
 
     def _heads(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """(tokens, heads * head_dim) -> (heads, tokens, head_dim), rotated if positions are given.
 
-        Rotation pairs the two halves of a head ("NeoX" style), as Llama checkpoints expect.
+        Rotation pairs the halves of a head ("NeoX" style), as in Llama checkpoints.
         """
         x = x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         if positions is None:
@@ -64,7 +62,7 @@ class Attention(nn.Module):
         return self._heads(self.q_proj(x), positions)
 
     def keys_values(self, x: Tensor, positions: Tensor) -> KV:
-        """(tokens, 2 * hidden) -> the cache entries of these tokens."""
+        """(tokens, 2 * hidden) -> KV cache entries of these tokens."""
         return KV(self._heads(self.k_proj(x), positions), self._heads(self.v_proj(x)))
 
 
@@ -84,7 +82,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """The head's one decoder layer; its weights carry the prefix ``midlayer.``."""
+    """The head's only decoder layer; its weights have the prefix ``midlayer.``."""
 
     def __init__(self, c: HeadConfig) -> None:
         super().__init__()
@@ -101,8 +99,8 @@ class Layer(nn.Module):
     def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Residual stream after the layer, before the final norm.
 
-        ``hidden`` (tokens, hidden) is the residual, taken before its norm; ``attended`` is (heads,
-        tokens, head_dim).
+        ``hidden`` (tokens, hidden) is the residual before its norm; ``attended`` is (heads, tokens,
+        head_dim).
         """
         residual = hidden + self.self_attn.o_proj(attended.transpose(0, 1).flatten(1))
         out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
@@ -137,7 +135,7 @@ class Eagle3Head(nn.Module):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def set_vocabulary(self, target_ids: Tensor) -> None:
-        """Let draft id ``i`` stand for ``target_ids[i]`` (int64, ascending, no repeats)."""
+        """Map draft id ``i`` to ``target_ids[i]`` (int64, ascending, no repeats)."""
         self.d2t.copy_(target_ids - torch.arange(len(target_ids), device=target_ids.device))
         self.t2d.zero_()[target_ids] = True
 
@@ -149,15 +147,15 @@ class Eagle3Head(nn.Module):
         past: KV | None,
         visible: Tensor | None = None,
     ) -> tuple[Tensor, KV]:
-        """Run positions of one sequence after the cached ones.
+        """Run the head on positions of one sequence that follow the cached ones.
 
         Args:
             embeds: (tokens, hidden) target embeddings of the token *after* each position.
             hidden: (tokens, hidden) ``fc`` of the target's states at each position, or this
-                method's first result for positions that were drafted.
+                method's first result for drafted positions.
             positions: int64 (tokens,) of ``hidden``.
-            past: cache of everything before; not modified.
-            visible: bool (tokens, cached + tokens), who attends to whom; causal unless given.
+            past: cache of all earlier positions; not modified.
+            visible: bool (tokens, cached + tokens), attention mask; causal by default.
 
         Returns:
             hidden states for :meth:`logits` and for the next step, and the extended cache.
@@ -188,13 +186,13 @@ class Eagle3Head(nn.Module):
     def extend(
         self, embedding: nn.Module, tokens: Tensor, aux: Tensor, past: KV | None
     ) -> tuple[Tensor, KV]:
-        """Take in committed positions, in step with the target.
+        """Prefill the head with newly committed positions.
 
         Args:
             embedding: the target's, ids -> (tokens, hidden).
             tokens: int64 (n,) the tokens *after* each new position, the last one newly sampled.
             aux: (n, layers * hidden) the target's states at the new positions.
-            past: cache of the committed positions before those.
+            past: cache of the earlier committed positions.
 
         Returns:
             (1, hidden) at the last position, and the cache of all committed positions.
@@ -206,7 +204,7 @@ class Eagle3Head(nn.Module):
 
     @torch.inference_mode()
     def chain(self, embedding: nn.Module, hidden: Tensor, committed: KV, k: int) -> list[int]:
-        """Draft ``k`` > 0 target ids greedily, from what :meth:`extend` returned."""
+        """Draft ``k`` > 0 target ids greedily from the result of :meth:`extend`."""
         position = torch.tensor([committed.keys.shape[1] - 1], device=hidden.device)
         drafted, cache = list[Tensor](), committed
         for step in range(k):
@@ -220,7 +218,7 @@ class Eagle3Head(nn.Module):
 def load_head(
     path: Path, *, hidden_size: int, vocab_size: int, layers: int | None = None
 ) -> Eagle3Head:
-    """Load a head, in float32, for a target of the given sizes.
+    """Load a head in float32 for a target of the given sizes.
 
     Args:
         layers: depth of the target, for heads whose configuration names no aux layers.
@@ -240,7 +238,7 @@ def load_head(
             )
     if layers is not None and not all(0 <= i < layers for i in config.aux_layers):
         raise ModelError(
-            f"drafter {path} listens to layers {list(config.aux_layers)}, the target has {layers}: "
+            f"drafter {path} reads layers {list(config.aux_layers)}, the target has {layers}: "
             "use the head that was trained for this target"
         )
     head = Eagle3Head(config)

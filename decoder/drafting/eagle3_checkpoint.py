@@ -1,7 +1,7 @@
-"""EAGLE3 checkpoints on disk: the layouts in which heads are published, and the one written here.
+"""EAGLE3 checkpoints on disk: published layouts, and the one this project writes.
 
-All hold ``fc``, one decoder layer, ``norm``, ``lm_head`` and the vocabulary map ``d2t``, ``t2d``;
-they differ in wrapping (paper, Table 5):
+All contain ``fc``, one decoder layer, ``norm``, ``lm_head`` and the vocabulary map ``d2t``,
+``t2d``. They differ in file format and configuration (paper, Table 5):
 
 =========================================  ======================  ================================
 published by                               weights                 ``config.json``
@@ -36,13 +36,12 @@ from decoder.contracts.errors import ModelError
 WEIGHTS, CONFIG, PICKLED = "model.safetensors", "config.json", "pytorch_model.bin"
 
 FOREIGN_ARITHMETIC: Final = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-"""Flags of later variants: the same tensor names with other arithmetic, so drafts would be noise
-that nothing else gives away."""
+"""Flags of later variants: same tensor names, other arithmetic. Drafts would silently be noise."""
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Shape of a head; ``aux_layers`` count as vLLM does: ``i`` is the input of layer ``i``."""
+    """Shape of a head. ``aux_layers`` count as in vLLM: ``i`` is the input of layer ``i``."""
 
     hidden_size: int
     intermediate_size: int
@@ -58,28 +57,28 @@ class HeadConfig:
 
 
 def read_config(raw: Mapping[str, Any], target_layers: int | None) -> HeadConfig:
-    """The shape that a published ``config.json`` describes.
+    """Parse a published ``config.json``.
 
     Args:
-        target_layers: of the target model; needed when ``raw`` names no aux layers.
+        target_layers: depth of the target model; needed if ``raw`` names no aux layers.
 
     Raises:
-        ModelError: another kind of head, or one whose arithmetic this one does not have.
+        ModelError: another kind of head, or unsupported arithmetic.
         KeyError: a size is missing.
     """
     eagle = raw.get("eagle_config") or {}
-    strange = [flag for flag in FOREIGN_ARITHMETIC if raw.get(flag) or eagle.get(flag)]
+    unsupported = [flag for flag in FOREIGN_ARITHMETIC if raw.get(flag) or eagle.get(flag)]
     rope = raw.get("rope_parameters") or {}
     scaling = raw.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type")) or rope.get("rope_type") or "default"
     if kind != "default":
-        strange.append(f"rope scaling {kind!r}")
+        unsupported.append(f"rope scaling {kind!r}")
     if raw.get("hidden_act", "silu") != "silu":
-        strange.append(f"activation {raw['hidden_act']!r}")
-    if strange:
+        unsupported.append(f"activation {raw['hidden_act']!r}")
+    if unsupported:
         raise ModelError(
-            f"this EAGLE3 head wants {', '.join(strange)}, which is not built here: use a head of "
-            "the plain Llama form."
+            f"this EAGLE3 head needs {', '.join(unsupported)}, which is not supported: use a head "
+            "of the plain Llama form."
         )
     layers = raw.get("eagle_aux_hidden_state_layer_ids") or eagle.get(
         "eagle_aux_hidden_state_layer_ids"
@@ -108,7 +107,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     files = sorted(path.glob("*.safetensors"))
     if files:
         return {name: t for file in files for name, t in load_file(file).items()}
-    # Tensors and plain containers only: a pickle that would run code is refused by torch.
+    # weights_only: torch refuses a pickle that would run code.
     weights: dict[str, Tensor] = torch.load(
         path / PICKLED, map_location="cpu", weights_only=True, mmap=True
     )
@@ -121,9 +120,9 @@ def _plain_name(name: str) -> str:
 
 
 def normalised(weights: Mapping[str, Tensor], config: HeadConfig) -> dict[str, Tensor]:
-    """``weights`` under the names used here, with the vocabulary map filled in.
+    """``weights`` under this project's names, with the vocabulary map filled in.
 
-    Embeddings are left out: a head is trained on the target's, which are used here too.
+    Embeddings are left out: heads are trained with the target's, which are used here too.
 
     Raises:
         ModelError: a reduced draft vocabulary without ``d2t``.
@@ -134,7 +133,7 @@ def normalised(weights: Mapping[str, Tensor], config: HeadConfig) -> dict[str, T
     size = config.draft_vocab_size
     if "d2t" not in out:
         if size != config.vocab_size:
-            raise ModelError(f"this EAGLE3 head drafts {size} tokens but has no map 'd2t' of them.")
+            raise ModelError(f"this EAGLE3 head drafts {size} token ids but has no map 'd2t'.")
         out["d2t"] = torch.zeros(size, dtype=torch.int64)
     out["d2t"] = out["d2t"].to(torch.int64)
     drafted = torch.zeros(config.vocab_size, dtype=torch.bool)
@@ -144,10 +143,10 @@ def normalised(weights: Mapping[str, Tensor], config: HeadConfig) -> dict[str, T
 
 
 def read_checkpoint(path: Path, target_layers: int | None) -> tuple[HeadConfig, dict[str, Tensor]]:
-    """Shape and weights, on the CPU in their stored dtype, of the head in a directory.
+    """Read a head's shape and weights from a directory: on the CPU, in their stored dtype.
 
     Raises:
-        ModelError: nothing there that can be read as an EAGLE3 head.
+        ModelError: the directory holds no readable EAGLE3 head.
     """
     try:
         config = read_config(json.loads((path / CONFIG).read_text()), target_layers)

@@ -1,11 +1,11 @@
-"""Where text has gone on before: a look-up among the pages of an index.
+"""Suffix matching: find earlier occurrences of the context's end in an index and draft from them.
 
-It follows the chain of the context's end to its ``MOST`` newest occurrences, measures how far back
-each matches, and lets those that match furthest vote on every next token; probabilities, score,
-limit and cut are those of SuffixDecoding (arXiv 2411.04975). The context's own end is an occurrence
-too, with nothing behind it: one earlier occurrence has a probability of 1/2.
+A look-up follows the hash chain of the context's end to its ``MOST`` newest occurrences and
+measures the match length of each. The occurrences with the longest match vote on each next token.
+Probabilities, score and limits are those of SuffixDecoding (arXiv 2411.04975). The context's own
+end is an occurrence too, without a continuation: a single earlier occurrence has probability 1/2.
 
-What a draft may show is what lies in pages of its own index, whatever a chain says.
+A draft only copies from pages of its own index: stale chain links are checked.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ from decoder.drafting.drafts import Limits
 from decoder.drafting.pages import Pool
 
 MOST: Final = 16
-"""Occurrences that a chain is asked for."""
+"""Maximum occurrences taken from a chain."""
 STEPS: Final = 4
-"""Positions looked at for each of them: a bucket holds other tokens' positions, too."""
+"""Chain positions visited per occurrence: buckets also contain hash collisions."""
 BACK: Final = 32
-"""Tokens that a match is measured back at most."""
+"""Maximum match length that is measured, tokens."""
 FULL: Final = 8
-"""Occurrences that match as far as is measured, after which no more are asked for; and positions
-between two of them. Text that loops matches everywhere, and what is looked at is a product of
-occurrences and tokens."""
+"""Maximum occurrences of full match length ``BACK``, and minimum distance between two of them in
+tokens. Looping text matches everywhere, and the work is occurrences times tokens."""
 WORK: Final = 4096
-"""Tokens looked at, after which no shorter match is tried: 3 to 6 us."""
-AHEAD: Final = 8
-"""Positions of a chain that are fetched before it is looked up. What a look-up waits for is memory,
-one position after the other; those of many chains come at once."""
+"""Tokens compared, after which no shorter match is tried: 3 to 6 us."""
+PREFETCHED: Final = 8
+"""Positions of each chain that are prefetched. A look-up is bound by memory latency, one position
+after the other; loads of many chains overlap."""
 
 
 class Scratch(NamedTuple):
-    """What :func:`draft` overwrites: occurrences, and a continuation that it tries."""
+    """Scratch arrays of :func:`draft`: occurrences, and the continuation being tried."""
 
-    found: Int32Array  # [MOST], positions where the context ends, the newest first
-    lens: Int32Array  # [MOST], tokens that match before each
+    found: Int32Array  # [MOST], positions where the context ends, newest first
+    lens: Int32Array  # [MOST], match length of each
     slots: Int32Array  # [MOST], positions that vote
     votes: Int32Array  # [MOST], their tokens
     tokens: Int32Array  # [longest]
@@ -50,7 +49,7 @@ class Scratch(NamedTuple):
 
 @entry_point
 def scratch_for(most: int) -> Scratch:
-    """Scratch memory for drafts of at most ``most`` tokens."""
+    """Scratch arrays for drafts of at most ``most`` tokens."""
     ids = np.empty((4, MOST), np.int32)
     tokens, probs = np.empty(most, np.int32), np.empty(most, np.float32)
     return Scratch(ids[0], ids[1], ids[2], ids[3], tokens, probs)
@@ -58,7 +57,7 @@ def scratch_for(most: int) -> Scratch:
 
 @compiled
 def matched(pool: Pool, slot: int, context: NDArray[np.int32], most: int) -> int:
-    """How many tokens, at most ``most``, end alike at a position and in ``context``."""
+    """Length of the common suffix of ``context`` and the text up to ``slot``, at most ``most``."""
     length, count = len(context), 0
     while count < most and slot > 0 and pool.text[slot] == context[length - 1 - count]:
         count += 1
@@ -68,7 +67,7 @@ def matched(pool: Pool, slot: int, context: NDArray[np.int32], most: int) -> int
 
 @compiled
 def newest(pool: Pool, index: int, context: NDArray[np.int32], order: int) -> int:
-    """The newest position of the chain that the end of ``context`` is in, or 0."""
+    """Newest position of the chain for the end of ``context``, or 0."""
     state = 0
     for i in range(at.ORDERS[order]):
         state = at.mixed(state, int(context[len(context) - 1 - i]))
@@ -86,16 +85,17 @@ def gather(
     most: int,
     scratch: Scratch,
 ) -> tuple[int, int]:
-    """Find where ``context`` ended before. Fills ``found`` and ``lens`` of ``scratch``.
+    """Find earlier occurrences of the end of ``context``. Fills ``found`` and ``lens`` of
+    ``scratch``.
 
     Args:
         order: of the chain to follow.
-        most: tokens back at most.
+        most: maximum match length.
 
     Returns:
-        how many there are, and tokens looked at.
+        number of occurrences, and tokens compared.
     """
-    found, lens, chains, least = scratch.found, scratch.lens, pool.chains, at.ORDERS[order]
+    found, lens, chains, min_match = scratch.found, scratch.lens, pool.chains, at.ORDERS[order]
     slot, closed = newest(pool, index, context, order), at.NEVER
     count, full, last, work = 0, 0, -FULL, 0
     for _ in range(MOST * STEPS):
@@ -103,14 +103,14 @@ def gather(
             break
         page = pool.pages[slot >> at.BITS]
         if page["owner"] != index or (slot & at.LAST) >= page["filled"] or page["born"] > closed:
-            break  # written over since, and so is all that is older
+            break  # overwritten since, as is everything older
         closed = page["closed"]
         work += 1
         if abs(slot - last) >= FULL:
             length = matched(pool, slot, context, most)
             work += length
             found[count], lens[count] = slot, length
-            count += length >= least
+            count += length >= min_match
             if length == BACK:
                 full, last = full + 1, slot
         slot = int(chains[slot, order])
@@ -119,19 +119,19 @@ def gather(
 
 @compiled
 def fetch(pool: Pool, slots: NDArray[np.int64]) -> None:
-    """Have ``AHEAD`` positions of each of n chains in the processor's caches. Overwrites ``slots``,
-    the newest of each, ``ORDERS`` one after the other."""
+    """Prefetch ``PREFETCHED`` positions of n chains. Overwrites ``slots``: the newest position
+    of each chain, with the ``ORDERS`` of an index in sequence."""
     seen = 0
-    for _ in range(AHEAD):
+    for _ in range(PREFETCHED):
         for i in range(len(slots)):
             seen += pool.text[slots[i]]
             slots[i] = pool.chains[slots[i], i % len(at.ORDERS)]
-    slots[:1] = seen  # or nothing would be read
+    slots[:1] = seen  # else the compiler removes the loads
 
 
 @compiled
 def most_of(votes: NDArray[np.int32], count: int) -> tuple[int, int]:
-    """The commonest of ``count`` tokens, the first of equals, and how many these are."""
+    """The most frequent of ``count`` tokens (on a tie the first), and its frequency."""
     best, most = votes[0], 0
     for i in range(count):
         same = 0
@@ -149,44 +149,44 @@ def most_of(votes: NDArray[np.int32], count: int) -> tuple[int, int]:
 def vote(
     pool: Pool, count: int, limit: int, least: float, scratch: Scratch
 ) -> tuple[int, float, int]:
-    """How the first ``count`` of ``slots`` go on, the most of them at each token; among equals the
-    newest's. Fills ``tokens`` and ``probs`` of ``scratch``, and overwrites ``slots``.
+    """Majority vote on each next token by the first ``count`` of ``slots``; ties go to the newest.
+    Fills ``tokens`` and ``probs`` of ``scratch``, and overwrites ``slots``.
 
     Args:
-        limit: tokens at most.
-        least: probability below which a draft does not go on.
+        limit: maximum tokens.
+        least: probability at which the draft ends.
 
     Returns:
-        tokens, the sum of their probabilities, and tokens looked at.
+        number of tokens, the sum of their probabilities, and tokens compared.
     """
     slots, votes, text = scratch.slots, scratch.votes, pool.text
     length, score, prob, work = 0, 0.0, 1.0, 0
     while length < limit:
-        going, same = 0, 0
+        voters, newest_votes = 0, 0
         for i in range(count):
             slot = at.slot_after(pool.pages, int(slots[i]))
             if slot > 0 and text[slot] != at.END:
-                slots[going], votes[going] = slot, text[slot]
-                same += votes[going] == votes[0]
-                going += 1
+                slots[voters], votes[voters] = slot, text[slot]
+                newest_votes += votes[voters] == votes[0]
+                voters += 1
         work += count
-        if not going:
+        if not voters:
             break
-        best, most = votes[0], same
-        if 2 * same < going:
-            best, most = most_of(votes, going)
-            work += going
-        # the end of a text says nothing of what follows
-        prob *= most / (going if length else count)
+        best, most = votes[0], newest_votes
+        if 2 * newest_votes < voters:
+            best, most = most_of(votes, voters)
+            work += voters
+        # the end of a text votes against its first continuation only
+        prob *= most / (voters if length else count)
         if prob < least:
             break
         scratch.tokens[length], scratch.probs[length] = best, prob
         score += prob
         length += 1
-        count = going
-        if most < going:
+        count = voters
+        if most < voters:
             count = 0
-            for i in range(going):
+            for i in range(voters):
                 slots[count] = slots[i]
                 count += votes[i] == best
     return length, score, work
@@ -194,44 +194,44 @@ def vote(
 
 @compiled
 def foretold(pool: Pool, index: int, count: int) -> int:
-    """Of the last ``count`` tokens of a request's own text, how many went on as the same tokens of
-    the longest order had when they last came: a fact of the text, whoever drafted meanwhile."""
-    text, pages, least = pool.text, pool.pages, at.ORDERS[-1]
-    page, found = int(pool.indexes[index]["own"]), 0
+    """How many of the last ``count`` tokens of a request's own text its earlier text predicted: the
+    token that last followed the same tokens of the longest order. Independent of any drafter."""
+    text, pages, order = pool.text, pool.pages, at.ORDERS[-1]
+    page, predicted = int(pool.indexes[index]["own"]), 0
     slot = page * at.PAGE + int(pages[page]["filled"]) - 1 if page else 0
     if pool.indexes[index]["pending"]:
-        slot = 0  # the text is not in order yet
+        slot = 0  # the prompt is not fully indexed yet
     for _ in range(count):
         before = at.slot_before(pages, slot) if slot > 0 else 0
         if before == 0:
             break
         earlier = int(pool.chains[before, len(at.ORDERS) - 1])
-        for _ in range(STEPS):  # a bucket holds other tokens' positions, too
+        for _ in range(STEPS):  # buckets also contain hash collisions
             if earlier == 0 or pages[earlier >> at.BITS]["owner"] != index:
                 break
-            same, mine, theirs = 0, before, earlier
-            while same < least and mine > 0 and theirs > 0 and text[mine] == text[theirs]:
+            same, position, other = 0, before, earlier
+            while same < order and position > 0 and other > 0 and text[position] == text[other]:
                 same += 1
-                mine, theirs = at.slot_before(pages, mine), at.slot_before(pages, theirs)
-            if same == least:
+                position, other = at.slot_before(pages, position), at.slot_before(pages, other)
+            if same == order:
                 after = at.slot_after(pages, earlier)
-                found += after > 0 and text[after] == text[slot]
+                predicted += after > 0 and text[after] == text[slot]
                 break
             earlier = int(pool.chains[earlier, len(at.ORDERS) - 1])
         slot = before
-    return found
+    return predicted
 
 
 @compiled
 def limit_of(match: int, limits: Limits) -> int:
-    """Tokens of a draft behind ``match`` tokens."""
+    """Maximum draft length for a match of ``match`` tokens."""
     length = int(max(match * limits.factor + limits.offset + 1e-6, 0.0))
     return min(limits.most, length, limits.depth - match)
 
 
 @compiled
 def widest(low: int, high: int, limits: Limits) -> int:
-    """Tokens of a draft behind ``low`` to ``high`` tokens, at most."""
+    """Maximum draft length for matches of ``low`` to ``high`` tokens."""
     limit = 0
     for match in range(low, high + 1):
         limit = max(limit, limit_of(match, limits))
@@ -240,7 +240,7 @@ def widest(low: int, high: int, limits: Limits) -> int:
 
 @compiled
 def below(match: int, lens: NDArray[np.int32], count: int, least: int) -> int:
-    """The greatest of ``count`` matches that are shorter than ``match``, or ``least``."""
+    """The longest of ``count`` matches that is shorter than ``match``, at least ``least``."""
     for i in range(count):
         least = max(least, lens[i] * (lens[i] < match))
     return least
@@ -250,13 +250,13 @@ class Continuation(NamedTuple):
     """A draft, and how it was found."""
 
     length: int  # tokens
-    match: int  # tokens of context that it stands behind
-    score: float  # the sum of its probabilities
-    work: int  # tokens looked at
+    match: int  # match length, context tokens
+    score: float  # sum of its probabilities
+    work: int  # tokens compared
 
 
 class Written(NamedTuple):
-    """Where a draft is written to."""
+    """Output arrays of a draft."""
 
     tokens: Int32Array  # [longest]
     probs: Float32Array  # [longest]
@@ -266,27 +266,27 @@ class Written(NamedTuple):
 def draft(
     pool: Pool, index: int, context: Int32Array, limits: Limits, out: Written, scratch: Scratch
 ) -> Continuation:
-    """The continuation with the highest score, of those behind each match length.
+    """The continuation with the highest score over all match lengths.
 
     Args:
-        out: filled, as far as the draft is long.
-        scratch: of :func:`scratch_for` drafts of ``limits.most`` tokens or more.
+        out: filled up to the draft's length.
+        scratch: from :func:`scratch_for`, for ``limits.most`` tokens or more.
     """
-    best, drafted, behind, work = 0.0, 0, 0, 0
+    best, drafted, match_len, work = 0.0, 0, 0, 0
     longest = min(len(context), BACK, limits.depth)
     for order in range(len(at.ORDERS) - 1, -1, -1):
         low = at.ORDERS[order]
         high = longest if order == len(at.ORDERS) - 1 else min(longest, at.ORDERS[order + 1] - 1)
         if widest(low, high, limits) <= best:
             continue
-        count, looked = gather(pool, index, context, order, high, scratch)
-        work += looked
+        count, compared = gather(pool, index, context, order, high, scratch)
+        work += compared
         match = high + 1
         while work < WORK:
             match = below(match, scratch.lens, count, 0)
             if not match:
                 break
-            # behind these match lengths the same positions vote
+            # the same positions vote for all of these match lengths
             lower = below(match, scratch.lens, count, low - 1)
             limit = widest(lower + 1, match, limits)
             if limit <= best:
@@ -295,12 +295,12 @@ def draft(
             for i in range(count):
                 scratch.slots[voting] = scratch.found[i]
                 voting += scratch.lens[i] >= match
-            length, score, looked = vote(pool, voting, limit, limits.least, scratch)
-            work += looked
+            length, score, compared = vote(pool, voting, limit, limits.least, scratch)
+            work += compared
             if score > best:
-                best, drafted, behind = score, length, match
-                while limit_of(behind, limits) < length:
-                    behind -= 1
+                best, drafted, match_len = score, length, match
+                while limit_of(match_len, limits) < length:
+                    match_len -= 1
                 out.tokens[:length] = scratch.tokens[:length]
                 out.probs[:length] = scratch.probs[:length]
-    return Continuation(drafted, behind, best, work)
+    return Continuation(drafted, match_len, best, work)

@@ -1,10 +1,10 @@
-"""Text in pages of one pool, each position chained to the one before that ends in the same tokens.
+"""Paged text pool with hash chains (as in LZ77 compressors) over the last 1, 2 or 3 tokens.
 
-A *stream* is text written in order, a request's own or its output among others' of its key; an
-*index* is the streams that are looked up together. Each position is chained to the last one of its
-index that ends in the same 1, 2 or 3 tokens (``ORDERS``), as compressors do it.
+A *stream* is text in order: a request's own, or its output in the index of its key. An *index* is
+the set of streams that one look-up searches. Each position links to the previous one in its index
+that ends in the same 1, 2 or 3 tokens (``ORDERS``).
 
-A page given up is written over: chains and links that led to it are noticed when they are followed.
+A freed page is overwritten. Stale chains and links to it are detected when they are followed.
 """
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ from numpy.typing import NDArray
 from decoder.compiled import Int32Array, Int32Matrix, compiled, entry_point
 
 ORDERS: Final = (1, 2, 3)
-"""Tokens that the positions of a chain have in common."""
+"""Tokens shared by all positions of a chain."""
 BITS: Final = 7
 PAGE: Final = 1 << BITS
-"""Tokens of a page."""
+"""Tokens per page."""
 LAST: Final = PAGE - 1
 END: Final = -1
-"""Written between texts that do not go on from each other."""
+"""Separator between unrelated texts."""
 NEVER: Final = 1 << 62
 INDEX: Final = np.dtype(
     [
-        ("begin", "i8"),  # its first bucket; it has a power of two of them
-        ("mask", "i8"),  # how many these are, less one
+        ("begin", "i8"),  # its first bucket; their number is a power of two
+        ("mask", "i8"),  # number of buckets - 1
         ("num_pages", "i8"),
-        # of a request's index alone
-        ("own", "i8"),  # the last page of its text
-        ("output", "i8"),  # the last page of its output among others' of its key
-        ("shared", "i8"),  # the index that has the output
-        ("pending", "i8"),  # 1: a part of its prompt is not written yet
+        # the index of a request only
+        ("own", "i8"),  # last page of its text
+        ("output", "i8"),  # last page of its output in the index of its key
+        ("shared", "i8"),  # index of its key
+        ("pending", "i8"),  # 1: a part of its prompt is not indexed yet
     ],
     align=True,
 )
 PAGES: Final = np.dtype(
     [
         ("owner", "i4"),  # its index
-        ("before", "i4"),  # its neighbours in its stream
+        ("before", "i4"),  # neighbours in its stream
         ("after", "i4"),
         ("filled", "i4"),  # tokens
-        ("born", "i8"),  # when it was begun, by the clock of pages
-        ("closed", "i8"),  # when the next page of its stream was begun
+        ("born", "i8"),  # when it was opened, by ``clock``
+        ("closed", "i8"),  # when the next page of its stream was opened
     ],
     align=True,
 )
 COUNTS: Final = np.dtype(
     [
-        ("free", "i8"),  # pages that were given up
-        ("fresh", "i8"),  # the first page never used
-        ("clock", "i8"),  # pages begun
+        ("free", "i8"),  # freed pages
+        ("fresh", "i8"),  # first page never used
+        ("clock", "i8"),  # pages opened so far
     ],
     align=True,
 )
 
 
 class Pool(NamedTuple):
-    """Pages, and the tables of all indexes; page 0 and index 0 are nobody's, and mean none.
+    """Pages, and the tables of all indexes; page 0 and index 0 mean "none".
 
-    ``heads`` hold the newest position of a bucket, ``chains`` the one before each.
+    ``heads`` hold the newest position of a bucket, ``chains`` the previous one for each position.
     """
 
     text: Int32Array  # [slots]
@@ -70,15 +70,15 @@ class Pool(NamedTuple):
     heads: Int32Matrix  # [buckets, orders]
     indexes: Annotated[NDArray[Any], INDEX]
     pages: Annotated[NDArray[Any], PAGES]
-    free: Int32Array  # [pages], those given up
+    free: Int32Array  # [pages], stack of freed pages
     counts: Annotated[NDArray[Any], COUNTS]  # [1]
 
 
 def new_pool(pages: int, buckets: int, indexes: int) -> Pool:
-    """An empty pool, of zeros: what is not written takes no memory where the system gives it late.
+    """An empty, zeroed pool: the system allocates memory lazily, on the first write.
 
     Args:
-        pages: of ``PAGE`` tokens, the first of them nobody's.
+        pages: of ``PAGE`` tokens; the first is unused.
         buckets: of all indexes together.
     """
     counts = np.zeros(1, COUNTS)
@@ -92,19 +92,19 @@ def new_pool(pages: int, buckets: int, indexes: int) -> Pool:
 
 @compiled
 def mixed(state: int, token: int) -> int:
-    """A hash of 32 bits, of one token more."""
+    """32-bit hash ``state``, updated with one token."""
     state = ((state ^ token) * 0x2C1B3C6D) & 0xFFFFFFFF
     return state ^ (state >> 15)
 
 
 @compiled
 def open_page(pool: Pool, index: int, before: int) -> int:
-    """A page that goes on from ``before`` (0: from none); 0 if there is none left. Mutates."""
+    """Open a page that continues ``before`` (0: a new stream); 0 if none is free. Mutates."""
     counts = pool.counts[0]
-    left, page = counts["free"], int(counts["fresh"])
-    if left > 0:
-        counts["free"] = left - 1
-        page = int(pool.free[left - 1])
+    free, page = counts["free"], int(counts["fresh"])
+    if free > 0:
+        counts["free"] = free - 1
+        page = int(pool.free[free - 1])
     elif page < len(pool.pages):
         counts["fresh"] = page + 1
     else:
@@ -121,7 +121,7 @@ def open_page(pool: Pool, index: int, before: int) -> int:
 
 @compiled
 def slot_before(pages: NDArray[Any], slot: int) -> int:
-    """The position before one in its stream, or 0."""
+    """Previous position in the stream, or 0."""
     if slot & LAST:
         return slot - 1
     page = slot >> BITS
@@ -133,7 +133,7 @@ def slot_before(pages: NDArray[Any], slot: int) -> int:
 
 @compiled
 def slot_after(pages: NDArray[Any], slot: int) -> int:
-    """The position after one in its stream, or 0."""
+    """Next position in the stream, or 0."""
     page, at = slot >> BITS, (slot & LAST) + 1
     if at < PAGE:
         return slot + 1 if at < pages[page]["filled"] else 0
@@ -145,19 +145,18 @@ def slot_after(pages: NDArray[Any], slot: int) -> int:
 
 @entry_point
 def append(pool: Pool, index: int, page: int, tokens: Int32Array) -> int:
-    """Write int32 ``tokens`` [n] to a stream. Mutates.
+    """Append int32 ``tokens`` [n] to a stream and link them into the chains. Mutates.
 
     Args:
-        page: that its last token is in; 0 for a new stream.
+        page: last page of the stream; 0 for a new stream.
 
     Returns:
-        The page that its last token is in now; where no page was left for a token, it and those
-        behind it are left out.
+        Last page of the stream now. When no page is free, the remaining tokens are dropped.
     """
     begin, mask = int(pool.indexes[index]["begin"]), int(pool.indexes[index]["mask"])
     text, chains, heads, pages = pool.text, pool.chains, pool.heads, pool.pages
     longest = ORDERS[-1]
-    last = np.full(longest, END, np.int64)  # the newest first
+    last = np.full(longest, END, np.int64)  # newest first
     if page > 0:
         slot = page * PAGE + int(pages[page]["filled"]) - 1
         for i in range(longest):
@@ -191,8 +190,8 @@ def append(pool: Pool, index: int, page: int, tokens: Int32Array) -> int:
 
 @compiled
 def fits(pool: Pool, index: int, count: int) -> bool:
-    """Whether so many tokens of a request can be appended as they come: its streams have begun, and
-    there is a page more for each."""
+    """Whether :func:`append_both` can append ``count`` tokens of a request: both its streams exist,
+    and each can get one more page."""
     row, counts = pool.indexes[index], pool.counts[0]
     if row["pending"] or row["own"] == 0 or count > PAGE:
         return False
@@ -206,31 +205,31 @@ def append_both(pool: Pool, index: int, tokens: NDArray[np.int32]) -> bool:
     """Append tokens that fit (:func:`fits`) to a request's text and to its key's. Mutates.
 
     Returns:
-        Whether a page was begun, which is still to be booked.
+        Whether a page was opened; the caller must account for it.
     """
     row, counts = pool.indexes[index], pool.counts[0]
     before = counts["clock"]
     row["own"] = append(pool, index, row["own"], tokens)
     row["num_pages"] += counts["clock"] - before
-    began, shared = counts["clock"], row["shared"]
+    opened_before, shared = counts["clock"], row["shared"]
     if shared > 0:
         row["output"] = append(pool, shared, row["output"], tokens)
-        pool.indexes[shared]["num_pages"] += counts["clock"] - began
+        pool.indexes[shared]["num_pages"] += counts["clock"] - opened_before
     return bool(counts["clock"] > before)
 
 
 @entry_point
 def give_page(pool: Pool, page: int) -> None:
-    """Give up a page, whatever is in it. Mutates."""
-    counts, given = pool.counts[0], pool.pages[page]
-    given["owner"], given["before"], given["after"], given["filled"] = 0, 0, 0, 0
+    """Free a page. Mutates."""
+    counts, freed = pool.counts[0], pool.pages[page]
+    freed["owner"], freed["before"], freed["after"], freed["filled"] = 0, 0, 0, 0
     pool.free[counts["free"]] = page
     counts["free"] += 1
 
 
 @entry_point
 def first_page(pool: Pool, page: int) -> int:
-    """The oldest page of the stream that ``page`` is of."""
+    """The oldest page of the stream that contains ``page``."""
     before = page * PAGE
     while before > 0:
         page = before >> BITS
@@ -240,11 +239,11 @@ def first_page(pool: Pool, page: int) -> int:
 
 @entry_point
 def give_stream(pool: Pool, page: int) -> int:
-    """Give up the stream whose last page is ``page``; how many pages it had. Mutates."""
-    given = 0
+    """Free the stream whose last page is ``page``; the number of its pages. Mutates."""
+    freed = 0
     while page > 0:
         before = slot_before(pool.pages, page * PAGE)
         give_page(pool, page)
         page = before >> BITS
-        given += 1
-    return given
+        freed += 1
+    return freed

@@ -1,9 +1,8 @@
-"""Cache drafts: continuations copied from the prompt or from earlier outputs.
+"""Suffix cache: drafts copied from the prompt or from earlier outputs.
 
 SuffixDecoding (arXiv 2411.04975) over :mod:`decoder.drafting.pages`. A request has an index of its
-own text, and what it shares it shares under a key: a tenant, or a tenant and a salt. One key's
-text never becomes another's draft. All text lies in one pool of bounded bytes, and a tenant has its
-fair share of it.
+own text. Outputs are shared by requests of one key: a tenant, or a tenant and a salt. Text is never
+drafted across keys. All text is in one pool of bounded size, with a fair share for each tenant.
 """
 
 from __future__ import annotations
@@ -25,56 +24,55 @@ from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, Shares, owner_of
 
 STEP_TOKENS: Final = 32_768
-"""Tokens of prompts indexed in a step: 1 to 3 ms."""
+"""Prompt tokens indexed per step: 1 to 3 ms."""
 TOKEN_BYTES: Final = 4 + 4 * len(at.ORDERS) + 4 * len(at.ORDERS)
-"""Bytes of a token in a full page: itself, its chains, and at most one bucket of each."""
+"""Bytes per token of a full page: the token, its chain links, and at most one bucket per order."""
 PAGE_BYTES: Final = at.PAGE * TOKEN_BYTES + 64
 LEAST: Final = 6
-"""Buckets of the smallest index, as a power of two: no more than a page's tokens."""
-TAKEN: Final = 16
-"""Pages that a request under way loses at once."""
+"""log2 of the buckets of the smallest index: at most the tokens of a page."""
+CHUNK: Final = 16
+"""Pages that are indexed, or evicted from an active request, at a time."""
 MEMORIES: Final = 16
-"""Memories of payoffs may take one part in so many of what text may."""
+"""Payoff memories may use 1/16 of the bytes that text may."""
 
 
 @dataclass(slots=True)
 class _Index:
-    """A row of the pool's ``indexes``. Its buckets are 2**``size``; one without pages has none, and
-    one that found none takes nobody's: its ``size`` is 0."""
+    """A row of the pool's ``indexes``, with 2**``size`` buckets. ``size`` 0 means none of its own:
+    it has no pages, or no block was free."""
 
     row: int
     owner: str
     size: int = 0
-    booked: int = 0  # pages
+    booked: int = 0  # pages accounted to the owner
 
 
 @dataclass(slots=True)
 class _Shared(_Index):
-    """The outputs that requests of one key may copy from. ``users`` are active."""
+    """Outputs that requests of one key may copy from."""
 
     key: str = ""
-    users: int = 0
+    users: int = 0  # active requests
 
 
 @dataclass(slots=True)
 class _Active:
-    """A request under way: its own text and that in ``shared``; ``prompt`` is what is not indexed
-    yet, and ``behind`` came meanwhile."""
+    """An active request: its own index and that of its key."""
 
     own: _Index
     shared: _Shared | None
-    prompt: Tokens
-    behind: list[int] = field(default_factory=list)
-    output: int = 0  # the page of its output that is not to give way
+    prompt: Tokens  # the part that is not indexed yet
+    behind: list[int] = field(default_factory=list)  # tokens committed meanwhile
+    output: int = 0  # page of its output that must not be evicted
 
 
 class SuffixCache:
-    """Text of the active requests and, by key, of outputs. For one thread.
+    """Text of the active requests and, by key, of outputs. Not thread-safe.
 
     Attributes:
         limits: of its look-ups.
-        evicted: pages of outputs that gave way to others.
-        shed: pages that requests under way lost of their own text.
+        evicted: evicted pages of outputs.
+        shed: evicted pages of active requests' own text.
     """
 
     def __init__(
@@ -83,7 +81,7 @@ class SuffixCache:
         """Begin empty.
 
         Args:
-            clock: seconds; a tenant that was idle for an hour may lose its floor to another.
+            clock: seconds; a tenant idle for an hour may lose its guaranteed share to another.
         """
         self.limits = Limits(
             settings.suffix_max_depth, settings.suffix_max_draft, settings.suffix_max_factor,
@@ -94,40 +92,40 @@ class SuffixCache:
         size = max((pages * at.PAGE).bit_length(), LEAST)
         self.pool: Pool = at.new_pool(pages + 1, 1 << size, 256)
         self._blocks = Blocks(size)
-        self._blocks.take(LEAST)  # nobody's
+        self._blocks.take(LEAST)  # reserved: buckets of index 0
         self._rows = list(range(255, 0, -1))
         self._shares = Shares(self._budget, clock)
         self._active: dict[str, _Active] = {}
         self._shared: dict[str, _Shared] = {}
         self._outputs: dict[str, deque[tuple[_Shared, int]]] = {}  # by owner, oldest first
-        self._waiting: deque[str] = deque()  # whose prompts are not indexed
+        self._unindexed: deque[str] = deque()  # requests with prompts to index
         self.evicted = 0
         self.shed = 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all text at most."""
+        """Upper bound of the bytes of all text."""
         return self._shares.held
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that memories of payoffs may take beside the text."""
+        """Bytes that payoff memories may use in addition to the text."""
         return self._budget // MEMORIES
 
     @property
     def waiting(self) -> int:
-        """Requests whose prompts are not wholly indexed."""
+        """Requests whose prompts are not fully indexed."""
         return sum(len(active.prompt) > 0 for active in self._active.values())
 
     def start(self, request: str, prompt: Tokens, key: str) -> int:
-        """Begin a request; ``prompt`` (int32 [n], contiguous) is kept and indexed by :meth:`index`.
+        """Add a request. ``prompt`` (int32 [n], contiguous) is kept until :meth:`index` indexes it.
 
         Args:
-            key: whose outputs it may copy from, and whose its own will be: one for all requests
-                that share, see :func:`decoder.tenancy.shares.cache_key`.
+            key: groups the requests that may copy from each other's outputs, see
+                :func:`decoder.tenancy.shares.cache_key`.
 
         Returns:
-            The index of its own text, by which :mod:`decoder.drafting.pages` knows it.
+            Row of its own index in the pool.
 
         Raises:
             ValueError: the request is active already.
@@ -147,39 +145,39 @@ class SuffixCache:
         row = self.pool.indexes[own.row]
         row["shared"], row["pending"] = shared.row if shared is not None else 0, len(prompt) > 0
         if len(prompt):
-            self._waiting.append(request)
+            self._unindexed.append(request)
         return own.row
 
     def index(self, most: int | None = STEP_TOKENS) -> int:
-        """Go on indexing prompts, the oldest first; to be called once a step.
+        """Index waiting prompts, oldest first; called once a step.
 
-        A draft proposed meanwhile copies from less text. Verification judges it like any other, so
-        what is generated does not depend on it.
+        Until then drafts copy from less text. Verification keeps the generated text independent of
+        that.
 
         Args:
-            most: tokens of prompts; None for all there is.
+            most: maximum prompt tokens; None for all.
 
         Returns:
-            Tokens of prompts indexed.
+            Prompt tokens indexed.
         """
         done = 0
-        while self._waiting and (most is None or done < most):
-            active = self._active.get(self._waiting[0])
+        while self._unindexed and (most is None or done < most):
+            active = self._active.get(self._unindexed[0])
             if active is None or not len(active.prompt):
-                self._waiting.popleft()
+                self._unindexed.popleft()
                 continue
-            count = at.PAGE * TAKEN if most is None else min(most - done, at.PAGE * TAKEN)
+            count = at.PAGE * CHUNK if most is None else min(most - done, at.PAGE * CHUNK)
             part, active.prompt = active.prompt[:count], active.prompt[count:]
             done += len(part)
             if not len(active.prompt):
-                active.prompt = active.prompt.copy()  # a view, even of nothing, holds all of it
+                active.prompt = active.prompt.copy()  # an empty view would keep the prompt alive
                 part, active.behind = np.append(part, np.array(active.behind, np.int32)), []
             self._append(active.own, active.own.row, "own", part)
             self.pool.indexes["pending"][active.own.row] = len(active.prompt) > 0
         return done
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
-        """Append committed tokens, to the request's own text and to its key's."""
+        """Append committed tokens to the request's own text and to its key's."""
         active = self._active[request]
         own, shared, text = active.own.row, active.shared, np.array(tokens, np.int32)
         if not len(text):
@@ -195,17 +193,17 @@ class SuffixCache:
             row["output"] = active.output = page
             text = np.concatenate([np.array([at.END], np.int32), text])
         self._append(shared, own, "output", text)
-        self._leave_behind(active)
+        self._release_filled(active)
 
     def book(self, request: str) -> None:
-        """Book the pages that were begun while committed tokens were appended as they came."""
+        """Account for pages that :func:`decoder.drafting.pages.append_both` opened."""
         active = self._active.get(request)
         if active is None:
             return
-        self._book(active.own)
+        self._account(active.own)
         if active.shared is not None:
-            self._book(active.shared)
-            self._leave_behind(active)
+            self._account(active.shared)
+            self._release_filled(active)
 
     def propose(
         self, request: str, context: Tokens, limit: int, limits: Limits | None = None
@@ -213,32 +211,32 @@ class SuffixCache:
         """The best continuation of ``context`` (int32 [n]) of at most ``limit`` tokens, or None.
 
         Args:
-            limits: in place of its own.
+            limits: replace :attr:`limits`.
         """
-        asked, own = limits or self.limits, self._active[request].own.row
-        asked = asked._replace(most=min(limit, asked.most))
-        seen, found = np.ascontiguousarray(context[-BACK:], np.int32), list[CacheDraft]()
-        rows, size = self.pool.indexes, max(asked.most, 0)
+        bounds, own = limits or self.limits, self._active[request].own.row
+        bounds = bounds._replace(most=min(limit, bounds.most))
+        suffix, drafts = np.ascontiguousarray(context[-BACK:], np.int32), list[CacheDraft]()
+        rows, size = self.pool.indexes, max(bounds.most, 0)
         for index in (own, int(rows["shared"][own])):
             if not rows["num_pages"][index]:
                 continue
             out = Written(np.empty(size, np.int32), np.empty(size, np.float32))
-            made = draft(self.pool, index, seen, asked, out, scratch_for(size))
-            if made.length:
-                tokens, probs = (part[: made.length].tolist() for part in out)
-                found.append(CacheDraft(tokens, probs, made.score, made.match, index == own))
-        found.sort(key=lambda draft: -draft.score)  # of equals its own text's is first
-        return replace(found[0], rival=found[1] if found[1:] else None) if found else None
+            result = draft(self.pool, index, suffix, bounds, out, scratch_for(size))
+            if result.length:
+                tokens, probs = (part[: result.length].tolist() for part in out)
+                drafts.append(CacheDraft(tokens, probs, result.score, result.match, index == own))
+        drafts.sort(key=lambda draft: -draft.score)  # on a tie its own text's is first
+        return replace(drafts[0], rival=drafts[1] if drafts[1:] else None) if drafts else None
 
     def stop(self, request: str) -> None:
-        """Forget the request's own text; its output stays for its key until it gives way.
+        """Drop the request's own text; its output stays in its key's index until evicted.
 
         A request that is not active is ignored.
         """
         active = self._active.pop(request, None)
         if active is None:
             return
-        self._leave_behind(active)
+        self._release_filled(active)
         row = self.pool.indexes[active.own.row]
         self._drop_pages(active.own, at.give_stream(self.pool, int(row["own"])))
         self._rows.append(active.own.row)
@@ -249,11 +247,11 @@ class SuffixCache:
             if output:
                 self._close(shared, [output])
             shared.users -= 1
-            self._leave_shared(shared)
-        self._leave(active.own.owner)
+            self._drop_shared(shared)
+        self._drop_owner(active.own.owner)
 
     def _append(self, index: _Index, own: int, stream: str, tokens: Tokens) -> None:
-        """Write to a ``stream`` of the request whose index is ``own``."""
+        """Append to ``stream`` of the request with index row ``own``; the text is in ``index``."""
         page, count = int(self.pool.indexes[stream][own]), len(tokens)
         filled = int(self.pool.pages["filled"][page]) if page else at.PAGE
         self._make_room((filled + count - 1) // at.PAGE)
@@ -263,10 +261,10 @@ class SuffixCache:
         before = int(clock[0])
         rows[stream][own] = at.append(self.pool, index.row, page, tokens)
         rows["num_pages"][index.row] += int(clock[0]) - before
-        self._book(index)
+        self._account(index)
 
-    def _book(self, index: _Index) -> None:
-        """Book the pages that an index has got, and give it buckets for them."""
+    def _account(self, index: _Index) -> None:
+        """Account for an index's new pages, and add buckets for them."""
         pages = int(self.pool.indexes["num_pages"][index.row])
         if pages > index.booked:
             self._shares.grow(index.owner, (pages - index.booked) * PAGE_BYTES)
@@ -274,16 +272,15 @@ class SuffixCache:
             if pages * at.PAGE > 2 << index.size:
                 self._grow(index, pages * at.PAGE)
 
-    def _leave_behind(self, active: _Active) -> None:
-        """Let pages that the output of a request has left give way from now on."""
+    def _release_filled(self, active: _Active) -> None:
+        """Make the completed pages of a request's output evictable."""
         page = int(self.pool.indexes["output"][active.own.row])
         if page != active.output and active.shared is not None:
             self._close(active.shared, self._before(page, active.output))
             active.output = page
 
     def _before(self, page: int, first: int) -> list[int]:
-        """The pages of a stream from ``first``, or from its beginning if that is 0, up to the one
-        before ``page``."""
+        """Pages of a stream from ``first`` (0: its beginning) up to the one before ``page``."""
         pages = list[int]()
         while page not in (0, first):
             page = int(self.pool.pages["before"][page])
@@ -291,10 +288,10 @@ class SuffixCache:
         return [page for page in reversed(pages) if page]
 
     def _grow(self, index: _Index, tokens: int) -> None:
-        """Give an index a bucket for each two of so many tokens, or more; fewer if there are none.
+        """Grow an index to at least one bucket per two tokens, or as many as are free.
 
-        A bucket's newest position stands in each of those that it becomes: their chains go on
-        through it, past what is another's now.
+        When a bucket is split, its newest position is copied to each new bucket. Their chains share
+        the old positions; look-ups skip those of the other buckets.
         """
         old, size = index.size, max((tokens - 1).bit_length() - 1, LEAST)
         heads, row = self.pool.heads, self.pool.indexes[index.row]
@@ -308,14 +305,14 @@ class SuffixCache:
         if not old:
             block[:] = 0
         else:
-            was = heads[row["begin"] : row["begin"] + (1 << old)]
-            block.reshape(-1, *was.shape)[:] = was
+            heads_before = heads[row["begin"] : row["begin"] + (1 << old)]
+            block.reshape(-1, *heads_before.shape)[:] = heads_before
             self._blocks.give(int(row["begin"]), old)
         row["begin"], row["mask"], index.size = begin, (1 << size) - 1, size
 
     def _drop_pages(self, index: _Index, pages: int) -> None:
-        """Book that an index lost pages; without any it needs no buckets."""
-        self._book(index)
+        """Account for pages an index lost, and free its buckets with the last page."""
+        self._account(index)
         self.pool.indexes["num_pages"][index.row] -= pages
         index.booked -= pages
         self._shares.grow(index.owner, -pages * PAGE_BYTES)
@@ -331,7 +328,7 @@ class SuffixCache:
         return self._rows.pop()
 
     def _reopen(self, shared: _Shared) -> int:
-        """The page of the output that ended last, if there is room in it; else 0."""
+        """Last page of the output that ended last, if it has room; else 0."""
         outputs = self._outputs.get(shared.owner)
         if not outputs or outputs[-1][0] is not shared:
             return 0
@@ -344,56 +341,56 @@ class SuffixCache:
         return page
 
     def _close(self, shared: _Shared, pages: Sequence[int]) -> None:
-        """From now on ``pages`` may give way."""
+        """Make ``pages`` evictable."""
         for page in pages:
             self.pool.pages["closed"][page] = self.pool.counts["clock"][0]
             self._outputs.setdefault(shared.owner, deque()).append((shared, page))
 
     def _make_room(self, pages: int) -> None:
-        """Let outputs give way, then text of requests under way, until so many pages are free."""
+        """Evict outputs, then text of active requests, until ``pages`` are free."""
         counts, last = self.pool.counts[0], len(self.pool.pages)
         while counts["free"] + last - counts["fresh"] < pages:
             if not self._shares.evict(self._take):
-                return  # nothing but what is written at this moment
+                return  # all that is left is being written now
 
     def _take(self, owner: str) -> bool:
-        """Give up the owner's oldest page of outputs or, without any, pages of its longest text
-        under way."""
+        """Evict the owner's oldest page of outputs or, without any, pages of its longest active
+        text."""
         outputs = self._outputs.get(owner)
         if outputs:
             shared, page = outputs.popleft()
             at.give_page(self.pool, page)
             self._drop_pages(shared, 1)
             self.evicted += 1
-            self._leave_shared(shared)
-            self._leave(owner)
+            self._drop_shared(shared)
+            self._drop_owner(owner)
             return True
         rows = self.pool.indexes
-        mine = [
+        candidates = [
             a for a in self._active.values()
             if a.own.owner == owner and rows["num_pages"][a.own.row] > 1
         ]  # fmt: skip
-        if not mine:
+        if not candidates:
             return False
-        longest = max(mine, key=lambda active: int(rows["num_pages"][active.own.row]))
+        longest = max(candidates, key=lambda active: int(rows["num_pages"][active.own.row]))
         last = int(rows["own"][longest.own.row])
-        page, taken = at.first_page(self.pool, last), 0
-        while page != last and taken < TAKEN:
+        page, evicted = at.first_page(self.pool, last), 0
+        while page != last and evicted < CHUNK:
             after = int(self.pool.pages["after"][page])
             at.give_page(self.pool, page)
-            page, taken = after, taken + 1
-        self._drop_pages(longest.own, taken)
-        self.shed += taken
-        return taken > 0
+            page, evicted = after, evicted + 1
+        self._drop_pages(longest.own, evicted)
+        self.shed += evicted
+        return evicted > 0
 
-    def _leave_shared(self, shared: _Shared) -> None:
-        """Forget a key that has no text and that nobody uses."""
+    def _drop_shared(self, shared: _Shared) -> None:
+        """Drop a key that has no text and no active requests."""
         if not shared.users and not self.pool.indexes["num_pages"][shared.row]:
             del self._shared[shared.key]
             self._rows.append(shared.row)
 
-    def _leave(self, owner: str) -> None:
-        """Forget an owner that holds nothing."""
+    def _drop_owner(self, owner: str) -> None:
+        """Drop an owner without text."""
         if not self._outputs.get(owner):
             self._outputs.pop(owner, None)
             if not self._shares.of(owner):

@@ -1,5 +1,5 @@
-"""What a policy is made of and how it decides, shared by worker and learner: survival of a draft by
-position, what a step costs, the rate rule, what is expected of a draft.
+"""Policy evaluation, shared by worker and learner: survival curves, cost model, rate rule and
+expected accepted length.
 
-``pricing`` and ``rule`` are numpy alone; ``loops`` are compiled where there is numba.
+``pricing`` and ``rule`` need only numpy; numba compiles ``loops`` where it is installed.
 """

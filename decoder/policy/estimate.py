@@ -1,6 +1,6 @@
-"""What a policy expects of drafts, and what it chooses of each.
+"""Policy inference: expected accepted length of drafts, and the decision for each.
 
-The learner tunes and gates with :func:`estimate` and :func:`decide_each`; a worker's step runs the
+The learner tunes and gates with :func:`estimate` and :func:`decide_each`. A worker's step runs the
 same functions of ``decoder.policy.loops``.
 
 =============  ==================================  ===============================================
@@ -8,7 +8,7 @@ kind           predicts a cache draft's payoff by  takes the cache draft
 =============  ==================================  ===============================================
 ``frequency``  the suffix cache's counted score    from ``threshold`` on (Frequency-Based Hybrid)
 ``payoff``     regression (paper, Table 10)        from ``threshold`` on (the paper's rule)
-``survival``   a hazard at each draft position     as long as it pays: ``policy.rule``
+``survival``   a hazard at each draft position     while it pays: ``policy.rule``
 =============  ==================================  ===============================================
 """
 
@@ -33,10 +33,10 @@ PAPER_THRESHOLD: Final = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a policy expects of n cache drafts.
+    """A policy's prediction for n cache drafts.
 
-    ``expected`` [n] is the accepted length in tokens, at least 0 and at most the draft's length. Of
-    the kind ``survival`` alone: ``curves`` [n, w], the chance to survive through each position.
+    ``expected`` [n] is the accepted length in tokens, from 0 to the draft's length. ``curves``
+    [n, w], the chance to survive through each position, exists for kind ``survival`` only.
     """
 
     expected: FloatArray
@@ -50,35 +50,34 @@ def network(policy: Policy, features: FloatArray) -> FloatArray:
 
 
 def survival(logits: FloatArray, lengths: NDArray[np.integer]) -> FloatArray:
-    """Chance [n, longest] that each of n drafts of ``lengths`` [n] tokens survives through each of
-    its positions, by the ``logits`` float32 [n, buckets] of a network."""
-    whole, owners = np.array(lengths, np.int64), np.arange(len(lengths))
-    return curves_of(np.require(logits, np.float32, _PLAIN), whole, owners, len(whole))
+    """Survival curves [n, longest] of n drafts of ``lengths`` [n] tokens, from a network's
+    ``logits`` float32 [n, buckets]."""
+    draft_lens, owners = np.array(lengths, np.int64), np.arange(len(lengths))
+    return curves_of(np.require(logits, np.float32, _PLAIN), draft_lens, owners, len(draft_lens))
 
 
 def estimate(policy: Policy, features: FloatArray) -> Estimate:
-    """What ``policy`` expects of the drafts described by ``features`` float32 [n, features]."""
+    """Predict the drafts described by ``features`` float32 [n, features]."""
     lengths = features[:, _DRAFT_LEN]
-    whole = lengths.astype(np.int32)
+    draft_lens = lengths.astype(np.int32)
     if policy.kind == "survival":
-        curves = survival(network(policy, features), whole)
-        return Estimate(curves.sum(axis=1), whole, curves)
+        curves = survival(network(policy, features), draft_lens)
+        return Estimate(curves.sum(axis=1), draft_lens, curves)
     raw = features[:, _SCORE] if policy.kind == "frequency" else network(policy, features)[:, 0]
-    return Estimate(np.minimum(np.maximum(raw, 0.0), lengths), whole)
+    return Estimate(np.minimum(np.maximum(raw, 0.0), lengths), draft_lens)
 
 
 def estimate_alike(policies: Sequence[Policy], features: FloatArray) -> Estimate:
-    """:func:`estimate` of policies of the kind ``survival``: ``expected`` is [policies, n],
-    ``curves`` [policies, n, w]."""
-    whole = features[:, _DRAFT_LEN].astype(np.int32)
+    """:func:`estimate` for ``survival`` policies: ``expected`` [p, n], ``curves`` [p, n, w]."""
+    draft_lens = features[:, _DRAFT_LEN].astype(np.int32)
     logits = np.concatenate([network(policy, features) for policy in policies])
-    curves = survival(logits, np.tile(whole, len(policies)))
+    curves = survival(logits, np.tile(draft_lens, len(policies)))
     curves = curves.reshape(len(policies), len(features), -1)
-    return Estimate(curves.sum(axis=-1), whole, curves)
+    return Estimate(curves.sum(axis=-1), draft_lens, curves)
 
 
 def predict(policy: Policy, features: FloatArray) -> FloatArray:
-    """Expected accepted length [n], tokens, of the cache drafts with ``features`` [n, features]."""
+    """Expected accepted length [n] in tokens of cache drafts with ``features`` [n, features]."""
     return estimate(policy, features).expected
 
 
@@ -95,16 +94,17 @@ def decide_each(
     batch: NDArray[np.integer],
     rate: ArrayLike,
 ) -> Choice:
-    """Arm and draft length of n rows of different steps, each shared by ``batch`` [n] requests and
-    decided at ``rate``, one or [n], in tokens that a request commits in the time of a plain step;
-    ``model`` [n] is the accepted length that their worker expected of a model draft. Where
-    ``estimated`` is of policies alike, so is the choice: [policies, n].
+    """Arm and draft length of n rows, each from a step of its own.
+
+    ``batch`` [n] is the step's batch size. ``rate``, one or [n], is in tokens a request commits per
+    plain step. ``model`` [n] is the expected accepted length of a model draft. With ``estimated``
+    from :func:`estimate_alike` the result is [policies, n].
     """
     k = situation.model_len if policy.use_model else 0
     if policy.kind != "survival":
-        taken = (estimated.expected >= policy.threshold) & (estimated.lengths > 0)
-        arms = np.where(taken, CACHE, MODEL if k else NONE).astype(np.int8)
-        return Choice(arms, np.where(taken, estimated.lengths, k).astype(np.int32))
+        use_cache = (estimated.expected >= policy.threshold) & (estimated.lengths > 0)
+        arms = np.where(use_cache, CACHE, MODEL if k else NONE).astype(np.int8)
+        return Choice(arms, np.where(use_cache, estimated.lengths, k).astype(np.int32))
     assert estimated.curves is not None
     return choose_each(estimated.curves, model, batch, rate, replace(situation, model_len=k))
 
@@ -116,19 +116,19 @@ def choose_each(
     rate: ArrayLike,
     situation: Situation,
 ) -> Choice:
-    """The best choice of each of n independent rows, or of each by several policies.
+    """The best choice for each of n independent rows, for one policy or several.
 
     Args:
         curves: float32 [..., n, w] of :func:`survival`.
         model: float32 [n], expected accepted length of the model draft.
-        batch: integers [n], requests that share the row's step, each as this one.
-        rate: tokens a request commits in the time of a plain step, one or [n].
+        batch: integers [n], batch size of the row's step; all its requests are like this one.
+        rate: tokens a request commits per plain step, one or [n].
     """
     shape, costs = curves.shape[:-1], situation.costs
 
     rows = np.empty(math.prod(shape), ALONE)
-    for name, of_rows in (("model", model), ("batch_size", batch), ("rate", rate)):
-        rows[name] = np.broadcast_to(np.asarray(of_rows), shape).reshape(-1)
+    for name, values in (("model", model), ("batch_size", batch), ("rate", rate)):
+        rows[name] = np.broadcast_to(np.asarray(values), shape).reshape(-1)
     arms, lengths = choose_rows(
         np.require(curves.reshape(len(rows), curves.shape[-1]), np.float32, _PLAIN), rows,
         situation.model_len, costs.dense, costs.prices,

@@ -1,7 +1,7 @@
-"""The policy that comes with the project: what any scope serves from its first request on.
+"""The shipped policy, which every scope serves from its first request on.
 
-It names no target and no drafter, only the feature schema; ``docs/learning.md`` says what it
-was made of and how it does on texts that it has not seen.
+It depends on the feature schema, not on a target or drafter. ``docs/learning.md`` describes its
+training data and its results on held-out text.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ SHIPPED: Final = Path(__file__).with_name("first.safetensors")
 
 
 def first_policy(scope: str) -> Policy:
-    """The first policy, of version 0, as one of ``scope``. Its file is read once.
+    """The first policy, version 0, for ``scope``. Its file is read once.
 
     Raises:
-        PolicyRefused: the file is missing, damaged, or of other features than this version's.
+        PolicyRefused: the file is missing, damaged, or made for another feature schema.
     """
     return replace(read_first(SHIPPED), scope=scope)
 
 
 def first_or_counting(scope: str) -> Policy:
-    """The first policy of ``scope``; counting, which needs no file, where that is unusable."""
+    """The first policy for ``scope``; the frequency policy, which needs no file, if unusable."""
     try:
         return first_policy(scope)
     except PolicyRefused as refused:
@@ -41,8 +41,8 @@ def first_or_counting(scope: str) -> Policy:
 
 @cache
 def _say(reason: str) -> None:
-    """Once a process: a learner asks for every scope."""
-    log.warning("cache drafts are judged by their counted score at first: %s", reason)
+    """Log once per process: a learner asks for every scope."""
+    log.warning("the shipped policy is unusable, counted scores decide at first: %s", reason)
 
 
 @cache

@@ -1,8 +1,7 @@
-"""The loops of a choice, compiled: on arrays this small, nearly all of numpy's time is the price of
-calling it.
+"""Compiled loops of the decision: on arrays this small, numpy's call overhead dominates.
 
-A worker's step runs them, and the learner, who replays thousands of rows; where there is no numba
-they run as they are written.
+A worker runs them in each step, a learner over thousands of replayed rows. Without numba they run
+as plain Python.
 """
 
 from __future__ import annotations
@@ -35,25 +34,25 @@ __all__ = [
 compilable(verifying, drafting_time, token_value, part)
 
 ALONE: Final = np.dtype([("model", "f4"), ("batch_size", "i8"), ("rate", "f8")], align=True)
-"""What a row on its own depends on: accepted length expected of a model draft, requests that share
-its step, and the rate in force."""
+"""Inputs of an independent row: expected accepted length of a model draft, batch size of its step,
+and the rate."""
 
 
 class Terms(NamedTuple):
-    """What a step's tokens are worth and cost."""
+    """Value and cost of a step's tokens."""
 
     value: float  # of a committed token, in units of the cost table
-    rows: int  # tokens that the step runs through the target whatever is verified
+    rows: int  # tokens that the step runs through the target without drafts
     budget: int  # draft tokens of all requests together
-    prices: tuple[float, float, float]  # of drafting
+    prices: tuple[float, float, float]  # drafting coefficients
 
 
 @entry_point
 def outputs_of(features: Float32Matrix, weights: Float32Array, widths: Int64Array) -> FloatArray:
-    """Raw outputs of a network by the flat form of its policy: float32 [n, outputs]."""
+    """Forward pass of a policy's network from its flat weights: float32 [n, outputs]."""
     hidden = features
     at = 0
-    some = np.empty(max(widths), np.int64)  # inputs that are not 0: half of what is behind a ReLU
+    some = np.empty(max(widths), np.int64)  # non-zero inputs: about half of them after a ReLU
     for layer in range(len(widths) - 1):
         inputs, outputs = widths[layer], widths[layer + 1]
         bias = weights[at + inputs * outputs : at + (inputs + 1) * outputs]
@@ -65,7 +64,7 @@ def outputs_of(features: Float32Matrix, weights: Float32Array, widths: Int64Arra
             for i in range(inputs):
                 some[count] = i
                 count += hidden[r, i] != 0.0
-            # Four at a time: a sum is read and written once for them, and added up in their order.
+            # Four inputs at a time: one load and store of each sum, added in input order.
             for first in range(0, count - 3, 4):
                 a, b, c, d = some[first], some[first + 1], some[first + 2], some[first + 3]
                 va, vb, vc, vd = hidden[r, a], hidden[r, b], hidden[r, c], hidden[r, d]
@@ -89,19 +88,19 @@ def outputs_of(features: Float32Matrix, weights: Float32Array, widths: Int64Arra
 def curves_of(
     outputs: Float32Matrix, draft_lens: Int64Array, owners: Int64Array, n: int
 ) -> FloatArray:
-    """Chance that each of m drafts survives through each of its positions.
+    """Survival curves of m drafts from discrete-time hazards.
 
-    The network gives one logit a bucket: the log-odds that a draft which survived so far breaks off
-    at a position of that bucket. Near positions have buckets of their own, far ones share. The sum
-    of a row is the accepted length to expect, and the same holds for every truncation.
+    The network outputs one logit per bucket of positions: the log-odds that a draft which survived
+    so far is rejected at a position of that bucket. Early positions have buckets of their own, late
+    ones share. The sum of a row is the expected accepted length; so is that of any truncation.
 
     Args:
         outputs: float32 [m, buckets or more].
         draft_lens: int64 [m], tokens of each draft.
-        owners: int64 [m], the row that each has.
+        owners: int64 [m], the result row of each draft.
 
     Returns:
-        float32 [n, longest], never rising along a row, 0 behind a draft's end.
+        float32 [n, longest], non-increasing along a row, 0 after a draft's end.
     """
     width = 0
     for r in range(len(owners)):
@@ -124,18 +123,19 @@ def yields_of_places(odds: Float64Array, most: int) -> FloatArray:
     """Expected accepted lengths of model drafts of 1 to ``most`` tokens: float32 [most]."""
     yields = np.empty(most, np.float32)
     total, alive = 0.0, 1.0
-    for place in range(most):
-        alive /= 1.0 + np.exp(-odds[place])
+    for position in range(most):
+        alive /= 1.0 + np.exp(-odds[position])
         total += alive
-        yields[place] = total
+        yields[position] = total
     return yields
 
 
 @compiled
 def draft_length(yields: FloatArray, terms: Terms, dense: NDArray[np.float64]) -> int:
-    """Tokens that the model drafter should make in a step, if it runs at all: 1 to k.
+    """Best length of the step's model drafts, if the drafter runs at all: 1 to k tokens.
 
-    It drafts alike for all who ask; who asks are those from whom most is expected, as many as pay.
+    All model drafts of a step have the same length. The requests with the highest expected accepted
+    length get one, as many as pay.
 
     Args:
         yields: float32 [n, k], expected accepted lengths of drafts of 1 to k tokens.
@@ -144,7 +144,7 @@ def draft_length(yields: FloatArray, terms: Terms, dense: NDArray[np.float64]) -
     most, rows = yields.shape[1], terms.rows
     order = np.argsort(-yields[:, most - 1])
     plain = verifying(rows, dense)
-    found, best = 1, -np.inf
+    best_k, best = 1, -np.inf
     for k in range(1, most + 1):
         gained, drafts = 0.0, 0
         least = plain + drafting_time(k, rows, terms.prices)
@@ -155,13 +155,13 @@ def draft_length(yields: FloatArray, terms: Terms, dense: NDArray[np.float64]) -
                 break
             gain = gained - (verifying(rows + drafts, dense) + least - 2 * plain)
             if gain > best:
-                found, best = k, gain
-    return found
+                best_k, best = k, gain
+    return best_k
 
 
 @compiled
 def spend(curves: FloatArray, terms: Terms, dense: NDArray[np.float64]) -> Lengths:
-    """Tokens to verify [n] of cache drafts alone: the top survivals that are worth their time."""
+    """Tokens to verify [n] with cache drafts only: the likeliest ones that are worth their time."""
     (n, width), rows = curves.shape, terms.rows
     lengths = np.zeros(n, np.int32)
     likely = np.empty(n * width, np.float32)
@@ -175,16 +175,16 @@ def spend(curves: FloatArray, terms: Terms, dense: NDArray[np.float64]) -> Lengt
     if n > 1:
         ranked = -np.sort(-ranked)
     plain = verifying(rows, dense)
-    gained, best, bought = 0.0, 0.0, 0
-    for place in range(min(count, terms.budget)):
-        gained += ranked[place]
-        gain = gained * terms.value - (verifying(rows + place + 1, dense) - plain)
+    gained, best, chosen = 0.0, 0.0, 0
+    for rank in range(min(count, terms.budget)):
+        gained += ranked[rank]
+        gain = gained * terms.value - (verifying(rows + rank + 1, dense) - plain)
         if gain > best:
-            best, bought = gain, place + 1
-    if not bought:
+            best, chosen = gain, rank + 1
+    if not chosen:
         return lengths
-    # Which rows they belong to: all above the last one bought, and equals in the order of rows.
-    last, left = ranked[bought - 1], bought
+    # Assign them to rows: all above the last one chosen, then ties in row order.
+    last, left = ranked[chosen - 1], chosen
     for i in range(n):
         for j in range(width):
             if curves[i, j] <= last:
@@ -202,9 +202,9 @@ def spend(curves: FloatArray, terms: Terms, dense: NDArray[np.float64]) -> Lengt
 def gains_of(
     curves: FloatArray, model: FloatArray, k: int, terms: tuple[float, float], lengths: Lengths
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What each row [n] would gain by a model draft of ``k`` tokens in the place of the first
-    ``lengths`` tokens of its cache draft, and what it would lose; ``terms`` are the value of a
-    committed token and the price of one more verified."""
+    """Gain of each row [n] from a model draft of ``k`` tokens instead of the first ``lengths``
+    tokens of its cache draft, and its net loss. ``terms`` are the value of a committed token and
+    the price of one more verified token."""
     n, (value, price) = len(curves), terms
     gains, loss = np.empty(n, np.float64), np.empty(n, np.float64)
     for i in range(n):
@@ -220,48 +220,48 @@ def gains_of(
 def share_out(
     curves: FloatArray, model: FloatArray, k: int, terms: Terms, dense: NDArray[np.float64]
 ) -> tuple[Arms, Lengths, float]:
-    """One step's arms [n] and lengths [n] under a shared budget, and the time that its model drafts
-    are worth beyond the best without any.
+    """Arms [n] and lengths [n] of one step under a shared budget, and the gain in time of its best
+    use of model drafts over none.
 
     Args:
-        curves: float32 [n, w] of survivals; rows of zeros have no cache draft.
-        model: float32 [n], expected accepted length of a model draft of ``k`` tokens; 0 where none
-            can be made.
+        curves: float32 [n, w], survival; rows of zeros have no cache draft.
+        model: float32 [n], expected accepted length of a model draft of ``k`` tokens; 0 if none can
+            be made.
         terms: of the step, whose ``rows`` are at least n.
         dense: of the cost table.
     """
     (n, width), rows = curves.shape, terms.rows
-    room = min(n * max(width, k), terms.budget)
+    budget = min(n * max(width, k), terms.budget)
     plain = verifying(rows, dense)
-    lengths = spend(curves, Terms(terms.value, rows, room, terms.prices), dense)
+    lengths = spend(curves, Terms(terms.value, rows, budget, terms.prices), dense)
     arms = np.zeros(n, np.int8)
     for i in range(n):
         arms[i] = CACHE if lengths[i] else NONE
     if not k or not n:
         return arms, lengths, 0.0
-    # Rows join the drafter in the order in which they gain by it, the budget priced at the margin;
-    # how many do is then decided with exact costs. Nobody and everybody are among the candidates.
+    # Greedy: rows get a model draft in order of net loss at the marginal price of a token. Exact
+    # costs then decide how many do, from none to all.
     spent = 0
     for i in range(n):
         spent += lengths[i]
-    ahead = min(spent + k, room)
+    ahead = min(spent + k, budget)
     price = verifying(rows + ahead, dense) - verifying(rows + spent, dense)
     price /= max(ahead - spent, 1)
     gains, loss = gains_of(curves, model, k, (terms.value, price), lengths)
     order = np.argsort(loss, kind="mergesort")
     alone = plain - verifying(rows + spent, dense)
-    tokens, gained, best, joined = spent, 0.0, alone, 0
-    for place in range(n):
-        if loss[order[place]] == np.inf:
+    tokens, gained, best, num_model = spent, 0.0, alone, 0
+    for rank in range(n):
+        if loss[order[rank]] == np.inf:
             break
-        gained += gains[order[place]]
-        tokens += k - lengths[order[place]]
+        gained += gains[order[rank]]
+        tokens += k - lengths[order[rank]]
         time = verifying(rows + tokens, dense) - plain + drafting_time(k, rows, terms.prices)
-        if gained - time > best and tokens <= room:
-            best, joined = gained - time, place + 1
-    for place in range(joined):
-        arms[order[place]] = MODEL
-        lengths[order[place]] = k
+        if gained - time > best and tokens <= budget:
+            best, num_model = gained - time, rank + 1
+    for rank in range(num_model):
+        arms[order[rank]] = MODEL
+        lengths[order[rank]] = k
     return arms, lengths, best - alone
 
 
@@ -269,7 +269,7 @@ def share_out(
 def expected_curves(
     network: tuple[FloatArray, NDArray[np.int64]], drafts: NDArray[Any], candidates: NDArray[Any]
 ) -> FloatArray:
-    """Survival curves [n, w] of the requests of a step; of zeros where there is no cache draft."""
+    """Survival curves [n, w] of a step's requests; zeros where there is no cache draft."""
     owners, draft_lens = np.empty(len(drafts), np.int64), np.empty(len(drafts), np.int64)
     for i in range(len(candidates)):
         draft = candidates[i]["draft"]
@@ -289,19 +289,19 @@ def by_survival(
     odds: Float64Array,
     dense: ConstantArray,
 ) -> tuple[int, float]:
-    """What a ``survival`` policy wants of a step. Fills ``wanted``, ``length``, ``expected`` and
+    """Decide a step by a ``survival`` policy. Fills ``wanted``, ``length``, ``expected`` and
     ``model`` of ``candidates``.
 
     Args:
-        network: weights and widths, the flat form of the policy's.
+        network: flat weights, and layer widths.
         drafts: features of the cache drafts.
         situations: [1]
-        odds: log-odds that a model draft's token of each place is accepted.
-        dense: of the cost table in force.
+        odds: log-odds that a model draft's token is accepted, by position.
+        dense: of the current cost table.
 
     Returns:
-        tokens of every model draft, 0 where none pays, and the time that model drafts would be
-        worth if all requests could have one.
+        length of every model draft, 0 where the engine has none, and the gain in time of model
+        drafts if all requests could have one.
     """
     situation, n = situations[0], len(candidates)
     prices, most, batch = situation["prices"], situation["model_len"], situation["batch_size"]
@@ -340,8 +340,8 @@ def choose_rows(
     dense: ConstantArray,
     prices: tuple[float, float, float],
 ) -> tuple[Arms, Lengths]:
-    """Arms [n] and lengths [n] of rows on their own, each of a step of requests that are all like
-    it; the rest as :func:`share_out`."""
+    """Arms [n] and lengths [n] of independent rows: each stands for a step of identical requests.
+    The rest is as in :func:`share_out`."""
     n, model = len(rows), np.empty(1, np.float32)
     arms, lengths = np.zeros(n, np.int8), np.zeros(n, np.int32)
     for i in range(n):
@@ -349,6 +349,6 @@ def choose_rows(
         each = prices[0] / batch, prices[1] / batch + prices[2], 0.0
         model[0] = row["model"]
         terms = Terms(token_value(batch, row["rate"], dense), batch, 1 << 40, each)
-        found = share_out(curves[i : i + 1], model, k, terms, dense)
-        arms[i], lengths[i] = found[0][0], found[1][0]
+        shared = share_out(curves[i : i + 1], model, k, terms, dense)
+        arms[i], lengths[i] = shared[0][0], shared[1][0]
     return arms, lengths

@@ -1,23 +1,22 @@
-"""What a choice costs and what it brings: the one definition.
+"""The cost model: time of a step, cost share of a request, value of a committed token.
 
-A **step** runs one token of each of its requests through the target, and their drafts with them::
+A **step** runs one token of each of its requests through the target, with their drafts::
 
     step_time = verifying(rows + drafts) + drafting(drafted, rows) + proposing(rows)
 
-Where it also reads prompts, its drafts cost what they add to that: ``verifying(rows + beside +
-drafts) - verifying(rows + beside)``. What the reading takes is left out, since it is the same
-whatever is chosen, and so is what a token is worth: one more that is committed saves a part of a
-step that would have come, and where prompts are read now and then that is one without.
+If the step also prefills ``beside`` prompt tokens, its drafts cost what they add: ``verifying(rows
++ beside + drafts) - verifying(rows + beside)``. The prefill time itself is left out, because no
+choice changes it. A token's value does not depend on prefill either: one more committed token saves
+part of a later step, which usually has no prefill.
 
-A **request pays** its part of the time that the step would take without drafts, for its own draft
-tokens the mean price of all those of the step, and its part of what the drafter took. So the parts
-of a step's requests add up to the step. A choice **brings** committed tokens, each of which is
-worth the time it would otherwise take (:func:`value_of`).
+The **cost share** of a request is an equal part of the step without drafts, the mean price of the
+step's draft tokens for each of its own, and its part of the drafter's time. The shares of a step
+add up to its time. The **value** of a committed token is the time it would otherwise take
+(:func:`value_of`).
 
-The rule (``policy.rule``), the floor's outcomes, a worker's rate and the learner all price with
-these functions; the compiled step of a worker (``decoder.policy.loops``) compiles them. A
-table is a measurement of one set-up (engine, models, precision, device) and says so: it is never
-applied to another.
+The rule (``policy.rule``), the floor's outcomes, a worker's rate and the learner all use these
+functions; ``decoder.policy.loops`` compiles them. A table is measured on one set-up (engine,
+models, precision, device), which it names, and is never applied to another.
 """
 
 from __future__ import annotations
@@ -34,32 +33,32 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 MAX_TOKENS: Final = 4096
-"""Tokens of a step that the dense table reaches to; beyond it its last slope goes on."""
+"""Largest step of the dense table, in tokens; times beyond it are extrapolated linearly."""
 FEW: Final = 8
-"""Tokens up to which every size of a step is timed, and below which times need not ascend: on one
-processor a step of 1, 2, 4, 6 and 8 tokens took 19.3, 21.0, 18.2, 18.7 and 21.7 ms. Beyond, what
-does not ascend is noise."""
+"""Step size in tokens up to which every size is timed, and below which times need not ascend: on
+one processor steps of 1, 2, 4, 6 and 8 tokens took 19.3, 21.0, 18.2, 18.7 and 21.7 ms. Above it, a
+descending time is noise."""
 TAIL: Final = 256
-"""Tokens at the end of the dense table that its last slope is taken over: a step of graph sizes has
-none in one token."""
+"""Tokens at the end of the dense table that its last slope is taken over: between two graph sizes
+the slope of a single token is zero."""
 
 
 def verifying(tokens: Any, dense: Floats) -> Any:
-    """Time of running so many tokens through the target, integers of any shape, by a table's dense
-    form; behind its end the last slope goes on."""
+    """Time of running ``tokens`` (integers of any shape) through the target, from a dense table,
+    extrapolated linearly beyond its end."""
     last = len(dense) - 1
     beyond = np.maximum(tokens - last, 0)
     return dense[np.minimum(tokens, last)] + beyond * (dense[last] - dense[last - TAIL]) / TAIL
 
 
 def drafting_time(k: int, rows: Any, drafting: tuple[float, float, float]) -> Any:
-    """Time that the model drafter adds to a step for ``k`` tokens of each of so many requests, by
-    a table's :attr:`CostTable.prices`."""
+    """Time that the model drafter adds to a step: ``k`` tokens for each of ``rows`` requests, with
+    the coefficients ``drafting`` (:attr:`CostTable.prices`)."""
     return drafting[0] + k * (drafting[1] + drafting[2] * rows) if k else 0.0
 
 
 def token_value(rows: Any, rate: Any, dense: Floats) -> Any:
-    """Time that a committed token of a step of ``rows`` requests is worth.
+    """Value, in time, of a committed token in a step of ``rows`` requests.
 
     Args:
         rate: tokens a request commits in the time of a step that verifies no draft.
@@ -70,15 +69,15 @@ def token_value(rows: Any, rate: Any, dense: Floats) -> Any:
 def part(
     rows: Any, length: Any, drafts: Any, drafted: Any, drafting: Any, beside: Any, dense: Floats
 ) -> Any:
-    """What one request pays of a step, or each of several; integers but for ``drafted``.
+    """Cost share of one request, or of several; integers except ``drafted``.
 
     Args:
         rows: requests in the step.
-        length: of them this one's draft tokens.
-        drafts: draft tokens of all.
-        drafted: time that the model drafter took, if this request asked for it, else 0.
-        drafting: requests that asked.
-        beside: tokens of prompts that the step reads.
+        length: draft tokens of this request.
+        drafts: draft tokens of all requests.
+        drafted: time of the model drafter if this request uses it, else 0.
+        drafting: requests that use it.
+        beside: prompt tokens in the step.
         dense: of the cost table.
     """
     above = verifying(rows + beside + drafts, dense) - verifying(rows + beside, dense)
@@ -87,20 +86,20 @@ def part(
 
 
 def padded(tokens: int, graphs: Sequence[int]) -> int:
-    """Tokens that a step of so many really runs: the next of the graph sizes, if there is one."""
+    """Tokens that the engine really runs for a step of ``tokens``: the next graph size, if any."""
     at = bisect_left(graphs, tokens)
     return graphs[at] if at < len(graphs) else tokens
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Microseconds of a step, or any one unit.
+    """Time of a step in microseconds, or in any one unit.
 
     ``verify_us[i]`` is the time of a step that runs ``tokens[i]`` tokens through the target
-    (ascending, the first is 1), linear in between; up to the largest of ``graphs`` a step takes
-    what the next of these sizes takes, to which its engine pads it. A step whose drafter makes
-    ``k`` tokens for ``b`` requests adds ``draft_us + draft_token_us * k + draft_row_us * k * b``,
-    and proposing drafts for ``b`` requests, whatever is chosen of them, ``own_us * b``.
+    (ascending from 1), linear in between. Up to the largest of ``graphs``, the engine pads a step
+    to the next of these sizes. Drafting ``k`` tokens for ``b`` requests adds
+    ``draft_us + draft_token_us * k + draft_row_us * k * b``. Proposing for ``b`` requests adds
+    ``own_us * b``, whatever is chosen.
     """
 
     setup: str
@@ -112,14 +111,14 @@ class CostTable:
     own_us: float = 0.0
     graphs: tuple[int, ...] = ()
     dense: Floats = field(init=False, compare=False, repr=False)
-    """float64 [MAX_TOKENS + 1]: time of a step by its tokens, derived from the rest."""
+    """float64 [MAX_TOKENS + 1]: time of a step by its tokens, derived from the other fields."""
 
     def __post_init__(self) -> None:
         """Build the dense form.
 
         Raises:
-            ValueError: the grid does not ascend from 1, the graph sizes do not ascend, or a time is
-                not finite and positive.
+            ValueError: ``tokens`` do not ascend from 1, ``graphs`` do not ascend, or a time is not
+                finite and positive.
         """
         ascending = all(a < b for a, b in pairwise((0, *self.tokens)))
         if not self.tokens or self.tokens[0] != 1 or not ascending:
@@ -144,31 +143,31 @@ class CostTable:
         object.__setattr__(self, "dense", dense)
 
     def padded(self, tokens: int) -> int:
-        """:func:`padded` to this table's graph sizes."""
+        """:func:`padded` with this table's graph sizes."""
         return padded(tokens, self.graphs)
 
     def time(self, tokens: int) -> float:
-        """:meth:`verifying` of one size."""
+        """:meth:`verifying` for one size."""
         if tokens <= MAX_TOKENS:
             return float(self.dense[tokens])
         return float(verifying(tokens, self.dense))
 
     def verifying(self, tokens: ArrayLike) -> Floats:
-        """Time of running so many tokens through the target, float64 of the shape of ``tokens``."""
+        """Time of running ``tokens`` through the target, float64 of their shape."""
         return verifying(np.rint(tokens).astype(np.int64), self.dense)  # type: ignore[no-any-return]
 
     @property
     def slope(self) -> float:
-        """Time of one more token beyond the dense table."""
+        """Time per token beyond the dense table."""
         return float(self.dense[-1] - self.dense[-1 - TAIL]) / TAIL
 
     @property
     def prices(self) -> tuple[float, float, float]:
-        """Of drafting: a step's, a token's, and a token's of each request."""
+        """Drafting coefficients: per step, per token, and per token and request."""
         return self.draft_us, self.draft_token_us, self.draft_row_us
 
     def drafting(self, k: int, batch: int) -> float:
-        """:func:`drafting_time` by this table."""
+        """:func:`drafting_time` with this table's coefficients."""
         return float(drafting_time(k, batch, self.prices))
 
     def proposing(self, rows: int) -> float:
@@ -185,14 +184,14 @@ def step_time(
     proposes: bool = False,
     beside: int = 0,
 ) -> float:
-    """Time of a step, without that of the prompts in it.
+    """Time of a step, without its prefill.
 
     Args:
         rows: requests in it.
-        drafts: draft tokens that it verifies, of all of them.
-        drafted: tokens that the model drafter makes for each; 0 if it does not run.
-        proposes: whether drafts are looked for at all.
-        beside: tokens of prompts that it reads.
+        drafts: draft tokens it verifies, over all requests.
+        drafted: tokens that the model drafter makes per request; 0 if it does not run.
+        proposes: whether the router looks for drafts.
+        beside: prompt tokens in it.
     """
     time = costs.time(rows + beside + drafts) + costs.drafting(drafted, rows)
     if beside:
@@ -209,7 +208,8 @@ def plain_steps(
     proposes: bool = False,
     beside: int = 0,
 ) -> float:
-    """:func:`step_time` in steps of as many rows that verify and propose nothing; at least 1."""
+    """:func:`step_time` in units of a plain step of as many requests, which verifies and proposes
+    nothing; at least 1."""
     time = step_time(costs, rows, drafts, drafted, proposes=proposes, beside=beside)
     return max(time / step_time(costs, rows, 0), 1.0)
 
@@ -223,12 +223,11 @@ def gain_of(
     *,
     beside: int = 0,
 ) -> float:
-    """Time that the drafts of a step were worth beyond what they cost, the router's own left out,
-    were its ``accepted`` tokens, of all requests, made by steps that verify nothing.
-    """
-    worth = value_of(costs, rows, 1.0) * accepted
+    """Net gain in time of a step's drafts, without the router's own time. The ``accepted`` tokens
+    of all requests are valued at the time of plain steps."""
+    value = value_of(costs, rows, 1.0) * accepted
     time = step_time(costs, rows, drafts, drafted, beside=beside)
-    return worth - (time - step_time(costs, rows, 0))
+    return value - (time - step_time(costs, rows, 0))
 
 
 def part_of(
@@ -240,30 +239,30 @@ def part_of(
     drafting: ArrayLike = 1,
     beside: ArrayLike = 0,
 ) -> Floats:
-    """:func:`part` by a table, float64 of the common shape of all; tokens are rounded."""
+    """:func:`part` with a cost table, float64 of the broadcast shape; tokens are rounded."""
     rows, length, drafts = (np.rint(n).astype(np.int64) for n in (rows, length, drafts))
     drafted, drafting, beside = (np.asarray(n) for n in (drafted, drafting, beside))
-    found: Floats = part(rows, length, drafts, drafted, drafting, beside, costs.dense)
-    return found
+    shares: Floats = part(rows, length, drafts, drafted, drafting, beside, costs.dense)
+    return shares
 
 
 def value_of(costs: CostTable, rows: int, rate: float) -> float:
-    """:func:`token_value` by a table."""
+    """:func:`token_value` with a cost table."""
     return float(token_value(rows, rate, costs.dense))
 
 
 def _ascending(times: Floats) -> Floats:
-    """The times nearest to ``times`` of which none is below the one before (isotonic regression).
+    """Isotonic regression: the nearest non-decreasing times.
 
-    Many more tokens never cost less, but a noisy measurement may say so; the largest so far would
-    let one slow measurement raise all that follow. Neighbours that violate the order are pooled.
+    More tokens never cost less, but noise may say so. A running maximum would let one slow
+    measurement raise all later ones. Neighbours that violate the order are pooled instead.
     """
     levels: list[tuple[float, int]] = []
     for time in times.tolist():
         mean, count = time, 1
         while levels and levels[-1][0] > mean:
-            before, more = levels.pop()
-            mean, count = (mean * count + before * more) / (count + more), count + more
+            previous, weight = levels.pop()
+            mean, count = (mean * count + previous * weight) / (count + weight), count + weight
         levels.append((mean, count))
     return np.repeat([mean for mean, _ in levels], [count for _, count in levels])
 
@@ -272,11 +271,11 @@ _GRID: Final = np.arange(MAX_TOKENS + 1)
 
 
 def nominal(setup: str, plain_us: float) -> CostTable:
-    """The usual shape of a machine's steps, of which one of one token takes ``plain_us``: 32 more
-    tokens cost a fifth more, the drafter nothing."""
+    """A typical cost table whose step of one token takes ``plain_us``: 32 more tokens cost a fifth
+    more, the drafter nothing."""
     steepest = 1.0 + 0.006 * (MAX_TOKENS - 1)
     return CostTable(setup, (1, MAX_TOKENS), (plain_us, steepest * plain_us))
 
 
 NOMINAL: Final = nominal("nominal", 1.0)
-"""In units of a plain step. What stands in until a machine has been measured."""
+"""In units of a plain step; the default until a machine has been measured."""

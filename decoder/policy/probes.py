@@ -1,4 +1,4 @@
-"""Whole bundles: a policy with probes that show a worker whether its arithmetic is the maker's."""
+"""Bundles with numerical probes: a worker checks that it reproduces the learner's predictions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from decoder.contracts.errors import PolicyRefused
 from decoder.policy.estimate import predict
 
 TOLERANCE: Final = 1e-3
-"""Tokens. A worker whose arithmetic strays further from the learner's refuses the bundle."""
+"""Tokens. A worker whose predictions differ by more refuses the bundle."""
 
 
 def to_bytes(policy: Policy) -> bytes:
-    """``policy`` as a bundle, with what it predicts for its probes."""
+    """Serialise ``policy`` with its predictions for its probe inputs."""
     return pack(policy, predict(policy, policy.probe_inputs))
 
 
@@ -23,19 +23,18 @@ def from_bytes(data: bytes, scope: str | None = None) -> Policy:
     """Read, check and probe a bundle.
 
     Args:
-        scope: when given, the scope the bundle must be made for; one that is made for any scope
-            is for this one too.
+        scope: if given, the bundle must be made for it or for any scope.
 
     Raises:
-        PolicyRefused: as :func:`unpack`, and nothing else; also for another scope, or for probe
-            outputs that this machine does not reproduce.
+        PolicyRefused: as :func:`unpack`, for another scope, or for probe outputs that this machine
+            does not reproduce. Nothing else is raised.
     """
     policy, outputs = unpack(data)
     if scope is not None and policy.scope not in (scope, ANY_SCOPE):
         raise PolicyRefused("scope", f"policy for scope {policy.scope}, this worker has {scope}")
-    with np.errstate(all="ignore"):  # what overflows is not what its maker saw
-        probed = predict(policy, policy.probe_inputs)
-        alike = bool((np.abs(probed - outputs) <= TOLERANCE).all())
-    if not alike:
-        raise PolicyRefused("probe", "policy bundle predicts other payoffs here than where made")
+    with np.errstate(all="ignore"):  # an overflow fails the comparison
+        predicted = predict(policy, policy.probe_inputs)
+        consistent = bool((np.abs(predicted - outputs) <= TOLERANCE).all())
+    if not consistent:
+        raise PolicyRefused("probe", "predictions here differ from those stored in the bundle")
     return policy

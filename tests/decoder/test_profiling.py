@@ -125,7 +125,7 @@ def test_a_start_beside_others_is_believed_only_if_its_shape_is_right(
 @pytest.mark.parametrize(
     ("seconds", "doubt"),
     [
-        (lambda n: 1.0, "1 sizes"),
+        (lambda n: 1.0, "1 step sizes"),
         (lambda n: 0.01 if n < 16 else 0.08, "16 tokens took 8.0 times what 12 did"),
         (lambda n: 0.01 * (5 if n == 4 else 1), "4 tokens took 5.0 times what 3 did"),
         (lambda n: 0.05 if n <= 8 else 0.01, "12 tokens took 0.20 of what fewer did"),
@@ -149,7 +149,7 @@ def test_what_does_not_repeat_is_not_believed(clock: Clock) -> None:
 def test_without_any_time_one_size_is_timed(clock: Clock) -> None:
     taken = Profile("here", most=65, seconds=0.0)
     assert not taken.take(clock.step(lambda n: 0.9), clock.step(lambda n: 0.1))
-    assert [*taken.target] == [1] and taken.doubt == "it holds 1 sizes of a step"
+    assert [*taken.target] == [1] and taken.doubt == "only 1 step sizes were timed"
     assert taken.costs.table.time(1) == pytest.approx(0.9e6, rel=0.01)
 
 

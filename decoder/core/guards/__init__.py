@@ -1,1 +1,1 @@
-"""What may overrule a policy, each by a function of what it wanted, one after another."""
+"""Guards that may override a policy's choice, applied one after another."""

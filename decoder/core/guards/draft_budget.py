@@ -1,7 +1,7 @@
-"""How many draft tokens a step has room for, whatever they are worth.
+"""Draft token budget of a step: a hard limit, independent of what drafts are worth.
 
-What has a price is no matter of room: a step beyond the largest graph is dear, and the cost table
-says so. Room ends where memory does, and where drafts would keep prompts waiting.
+Expensive steps, for instance beyond the largest graph, are the cost table's business. The budget
+is limited by memory, and where drafts would delay prefill.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ from __future__ import annotations
 from typing import Final
 
 LOGITS_BYTES: Final = 1 << 30
-"""Memory for all that one step makes of its logits, where it verifies."""
+"""Memory for all copies of the logits in a step that verifies drafts, bytes."""
 COPIES: Final = 4
-"""Float32 for each entry of the vocabulary and each token that vLLM holds at once at most: the
-target's logits, those of the drafts, a copy to change, and their probabilities. A step that
-is greedy, or whose target's logits are narrower, holds fewer."""
+"""Maximum number of float32 values that vLLM holds per token and vocabulary entry: the target's
+logits, those of the drafts, a modifiable copy, and their probabilities. A greedy step, or a target
+with narrower logits, needs fewer."""
 DRAFTS_SHARE: Final = 8
-"""Of what a step has left beside its requests, one part in so many belongs to drafts even while
-prompts wait for all of it: a long queue would else end all drafting."""
+"""1/8 of a step's tokens, less one per request, is reserved for drafts even when prompts could fill
+all of it. Otherwise a long queue would end all drafting."""
 NEWCOMERS_SHARE: Final = 2
-"""One part in so many never belongs to drafts, which the scheduler serves first: a request that it
-has not begun is seen by nobody else, and would wait for as long as drafts fill every step. Once one
-has begun and filled a step, it has all but the share of drafts: so its first token comes a step
-later, and one more for each seven steps that its prompt takes."""
+"""1/2 of them is never given to drafts, which the scheduler serves first: a request that it has not
+started is invisible here, and would starve while drafts fill every step. Once one has started and
+filled a step, prefill gets all but the drafts' reserve. So its first token comes one step later,
+plus one for each seven steps of its prompt."""
 
 MASK_US: Final = 13.0
-"""What vLLM takes to fill the mask of one token of a request under a grammar, on one thread and
-while the target runs."""
+"""Microseconds in which vLLM fills the grammar mask of one token, on one thread while the target
+runs."""
 
 
 def under_grammar(requests: int, plain_us: float) -> int:
-    """Draft tokens of each of so many requests under a grammar, so that filling the masks of all
-    takes no longer than a step that verifies nothing."""
+    """Maximum draft tokens of each of ``requests`` requests under a grammar: filling all masks may
+    take no longer than a step that verifies nothing."""
     return max(int(plain_us / MASK_US) // max(requests, 1) - 1, 0)
 
 
 def tokens_of_logits(vocabulary: int, budget: int = LOGITS_BYTES, copies: int = COPIES) -> int:
-    """Tokens of which so many copies of the logits fit into ``budget`` bytes, at least one."""
+    """Tokens whose logits fit ``copies`` times into ``budget`` bytes, at least one."""
     return max(budget // (4 * copies * max(vocabulary, 1)), 1)
 
 
@@ -47,14 +47,14 @@ def room(
     *,
     full: bool = False,
 ) -> int:
-    """Draft tokens that a step has room for, all its requests together.
+    """Draft token budget of a step, for all its requests together.
 
     Args:
-        rows: requests that decode in it.
-        vocabulary: entries of it.
-        batched: tokens that the engine puts into one step at most (``max_num_batched_tokens``).
-        waiting: prompt tokens that wait to be read, of requests that have begun.
-        full: whether the last step had no more room: then others may wait to begin.
+        rows: decoding requests in the step.
+        vocabulary: its size.
+        batched: the engine's maximum tokens per step (``max_num_batched_tokens``).
+        waiting: prompt tokens waiting for prefill, of requests that have started.
+        full: whether the last step was full: then other requests may be waiting to start.
     """
     left = batched - rows
     free = 0 if full else min(left - max(waiting, 0), left - left // NEWCOMERS_SHARE)

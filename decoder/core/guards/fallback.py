@@ -1,4 +1,4 @@
-"""What is verified while the floor has a fixed arm in the place of the policy."""
+"""The fixed arm that replaces the policy while the floor's fallback is active."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from decoder.policy.rule import CACHE, MODEL, NONE, Arms
 
 
 def fallback_arms(arms: Arms, floor: Floor, candidates: NDArray[Any]) -> Arms:
-    """The arms [n] of whoever the floor has in force.
+    """Arms [n] of the option that the floor has chosen.
 
     Args:
-        arms: that the policy wants.
-        candidates: of :data:`~decoder.policy.rule.CANDIDATE` [n].
+        arms: the policy's choice.
+        candidates: :data:`~decoder.policy.rule.CANDIDATE` [n].
     """
     if floor.in_force == "policy":
         return arms
-    taken = np.full(len(arms), MODEL if floor.in_force == "model" else NONE, np.int8)
+    fixed = np.full(len(arms), MODEL if floor.in_force == "model" else NONE, np.int8)
     if floor.in_force == "cache":
-        taken[candidates["draft"] >= 0] = CACHE
+        fixed[candidates["draft"] >= 0] = CACHE
     if floor.in_force == "model":
         unable = candidates["unable"] > 0
-        taken[unable] = arms[unable]
-    return taken
+        fixed[unable] = arms[unable]
+    return fixed

@@ -1,15 +1,15 @@
-"""The no-regret floor: never slower, for long, than the best fixed arm.
+"""No-regret floor: change detection that keeps a policy from staying slower than a fixed arm.
 
-Every cycle tells what each option would have done in it: a cache draft's accepted length is known
-whether or not it was verified, drafting nothing commits one token, the model draft's accepted
-length is observed or estimated, and times come from the cost table in force. Options are compared
-by the time they need for the tokens that were really committed, stretch by stretch: a cheap option
-gets no credit for the luck of a stretch it did not make.
+Every cycle gives the counterfactual outcome of each option. A cache draft's accepted length is
+known whether or not it was verified; drafting nothing commits one token; a model draft's accepted
+length is observed or estimated; times come from the current cost table. Options are compared by the
+time they need for the tokens that were really committed in a window, so none profits from an easy
+window.
 
-What decides is how far the option in force has fallen behind another one since it was last ahead of
-it (a cumulative sum that starts anew at zero: Page, Biometrika 1954). So a long good past hides no
-change, and a short bad stretch is no change yet. A policy that is ``EVIDENCE`` behind a fixed arm
-is relieved by it at once; it is still asked in the shadow, and is back when it is as far ahead.
+A CUSUM test (Page, Biometrika 1954) decides: how far the serving option has fallen behind another
+since it was last ahead. A long good past hides no change, and one bad window triggers none. A
+policy that is ``EVIDENCE`` behind a fixed arm is replaced by it at once. It is still evaluated in
+the shadow, and returns when it is as far ahead.
 """
 
 from __future__ import annotations
@@ -31,51 +31,51 @@ OPTIONS: Final[tuple[Option, ...]] = ("policy", "none", "model", "cache")
 POLICY, NOTHING, MODELLED, CACHED = range(4)
 FLOOR: Final = np.dtype(
     [
-        ("in_force", "i8"),  # the option that decides
-        ("falls", "i8"),  # times that the policy was replaced
+        ("in_force", "i8"),  # the serving option
+        ("falls", "i8"),  # fallbacks so far
         ("has_model", "i8"),
-        ("needed", "f8", (len(OPTIONS),)),  # steps that each option needed lately
-        ("ahead", "f8", (len(OPTIONS),)),  # by how many it is ahead of the one in force
+        ("needed", "f8", (len(OPTIONS),)),  # recent steps that each option needed, decayed
+        ("ahead", "f8", (len(OPTIONS),)),  # its lead over the serving option, in steps
     ],
     align=True,
 )
 WINDOW: Final = np.dtype(
     [
         ("tokens", "f8"),  # committed
-        ("requests", "f8"),  # that shared its steps
+        ("requests", "f8"),  # sum of the batch sizes
         ("cycles", "f8"),
-        ("committed", "f8", (len(OPTIONS),)),  # what each option would have committed
-        ("time", "f8", (len(OPTIONS),)),  # in so many microseconds
+        ("committed", "f8", (len(OPTIONS),)),  # tokens that each option would have committed
+        ("time", "f8", (len(OPTIONS),)),  # microseconds that it would have taken
     ],
     align=True,
 )
-"""Of consecutive cycles of one request."""
+"""Sums over consecutive cycles of one request."""
 
 STRETCH: Final = 8
-"""Cycles of a request taken as one window, as the learner takes them."""
+"""Cycles of a request per window, as in the learner."""
 DECAY: Final = 0.9
-"""Weight of the past at each new stretch in what is reported: about eighty cycles."""
+"""Decay of the reported ``needed`` per window: about eighty cycles."""
 EVIDENCE: Final = 8.0
-"""Lead that changes the option in force, in steps of the whole batch that verify nothing: what its
-requests suffer together (a wrong price, a kind of text) is seen as often as there are requests."""
+"""Lead that changes the serving option, in plain steps of the whole batch: a cause common to its
+requests (a wrong price, a kind of text) is counted once per request."""
 TOLERANCE: Final = 0.01
-"""Relative loss against a fixed arm that is allowed."""
+"""Allowed relative loss against a fixed arm."""
 PROBE_EVERY: Final = 64
-"""Steps without a model draft after which one is made, so that a recovered drafter is noticed."""
+"""Steps without a model draft after which one is probed, to notice a recovered drafter."""
 DOUBT: Final = 0.07
-"""Doubt about the cost of a step beside one that verifies nothing, as a share, above which one of
-those is made: what drafts cost is counted from it, and believed too dear it would never be made."""
+"""Relative uncertainty of a step's cost against a plain step above which a plain step is probed:
+draft costs are measured from it, and if it were overestimated it would never be run."""
 PLAIN_EVERY: Final = 16
-"""Steps since the last of these after which the doubt is looked at, and again after as many."""
+"""Steps between two checks of that uncertainty, counted from the last plain step."""
 CUTS: Final = tuple(0.6 * 0.8**k for k in range(11))
-"""Chances below which a token of a draft is not verified, of which the best for a step is taken."""
+"""Candidate survival thresholds below which a draft is cut; the best one for a step is used."""
 _SUMS: Final = np.append(0.0, np.cumsum(1.0 / np.arange(1, BACK + MAX_DRAFT + 1)))
 
 
 @compiled
 def cut_at(features: Any, least: float) -> int:
-    """Tokens of a cache draft whose chance is at least so much: what matched for n tokens goes on
-    for j more with the chance n / (n + j), if its first token, by its counted chance, is right."""
+    """Tokens of a cache draft that survive with chance ``least`` or more. A match of n tokens
+    continues for j more with chance n / (n + j), times the chance of its first token."""
     longest = features["match_len"] * max(features["prob_1"] / least - 1.0, 0.0)
     return int(min(longest, features["draft_len"]))
 
@@ -84,22 +84,22 @@ def cut_at(features: Any, least: float) -> int:
 def lengths_worth(
     drafts: Annotated[NDArray[Any], FEATURE_ROW],
     rows: int,
-    beside: int,
+    prefill: int,
     rate: float,
     dense: ConstantArray,
 ) -> NDArray[np.int64]:
-    """Tokens [m] that the cache arm verifies of drafts, whatever a policy expects of them.
+    """Tokens [m] that the cache arm verifies of each draft, independent of the policy.
 
-    Whole ones cost more than they bring where the time of a step grows with its tokens: on a
-    processor, at three requests, they made 0.78 of what stock suffix decoding did.
+    Full drafts do not pay where step time grows with tokens: on a CPU with three requests they
+    reached 0.78 of the speed of stock suffix decoding.
 
     Args:
         drafts: features [m].
-        rows, beside: requests of the step, and tokens of prompts that it reads.
-        rate, dense: in force.
+        rows, prefill: requests and prompt tokens of the step.
+        rate, dense: current rate and cost table.
     """
-    plain, value = verifying(rows + beside, dense), token_value(rows, rate, dense)
-    best, found = 0.0, 1.0
+    plain, value = verifying(rows + prefill, dense), token_value(rows, rate, dense)
+    best, threshold = 0.0, 1.0
     for least in CUTS:
         tokens, gain = 0, 0.0
         for i in range(len(drafts)):
@@ -108,12 +108,12 @@ def lengths_worth(
             tokens += length
             upto = min(match + length, BACK + MAX_DRAFT)
             gain += row["prob_1"] * match * (_SUMS[upto] - _SUMS[match])
-        gain = gain * value - (verifying(rows + beside + tokens, dense) - plain)
+        gain = gain * value - (verifying(rows + prefill + tokens, dense) - plain)
         if gain > best:
-            best, found = gain, least
+            best, threshold = gain, least
     lengths = np.empty(len(drafts), np.int64)
     for i in range(len(drafts)):
-        lengths[i] = cut_at(drafts[i], found)
+        lengths[i] = cut_at(drafts[i], threshold)
     return lengths
 
 
@@ -125,53 +125,53 @@ def outcomes_of(
     prices: tuple[float, float, float],
     outcomes: NDArray[np.float64],
 ) -> None:
-    """Fill ``outcomes`` [options, 2] with the tokens and microseconds that each would have made of
-    a cycle.
+    """Fill ``outcomes`` [options, 2] with each option's counterfactual tokens and microseconds in a
+    cycle.
 
-    A model draft that was to be made and was not (the drafter failed, the scheduler had no room)
-    would have come about for no option: it brings nothing, and costs drafting if that was done.
+    If a chosen model draft was not made (drafter failed, no room in the scheduler), no option would
+    have had it: it yields nothing, and costs drafting only if that ran.
 
     Args:
         cycle, event: its rows in the table.
-        dense, prices: of the cost table in force.
+        dense, prices: of the current cost table.
     """
-    step, batch, beside = cycle["step"], int(event["batch_size"]), cycle["step"]["prefill_tokens"]
+    step, batch, prefill = cycle["step"], int(event["batch_size"]), cycle["step"]["prefill_tokens"]
     model_len, cached_len = step["model_len"], cycle["cached_len"]
     for option in range(len(outcomes)):
         outcomes[option, 0] = 1.0
-        outcomes[option, 1] = part(batch, 0, 0, 0.0, 1, beside, dense)
+        outcomes[option, 1] = part(batch, 0, 0, 0.0, 1, prefill, dense)
     outcomes[CACHED, 0] = 1.0 + min(event["accepted"], cached_len)
-    outcomes[CACHED, 1] = part(batch, cached_len, step["all_cached"], 0.0, 1, beside, dense)
+    outcomes[CACHED, 1] = part(batch, cached_len, step["all_cached"], 0.0, 1, prefill, dense)
     if model_len:
         seen = event["model_accepted"]  # -1: none was verified
-        brings, length = float(seen) if seen >= 0 else event["predicted_model"], model_len
+        yielded, length = float(seen) if seen >= 0 else event["predicted_model"], model_len
         time = drafting_time(model_len, batch, prices)
         if cycle["arm"] == MODEL and not event["verified_len"]:
-            brings, length = 0.0, 0
+            yielded, length = 0.0, 0
             time = time if event["drafted_len"] else 0.0
-        outcomes[MODELLED, 0] = 1.0 + brings
-        outcomes[MODELLED, 1] = part(batch, length, model_len * batch, time, batch, beside, dense)
+        outcomes[MODELLED, 0] = 1.0 + yielded
+        outcomes[MODELLED, 1] = part(batch, length, model_len * batch, time, batch, prefill, dense)
         if cycle["wanted"] == MODEL:
-            mine = part(batch, length, step["all_wanted"], time, step["drafting"], beside, dense)
-            outcomes[POLICY, 0] = 1.0 + brings
-            outcomes[POLICY, 1] = mine
+            us = part(batch, length, step["all_wanted"], time, step["drafting"], prefill, dense)
+            outcomes[POLICY, 0] = 1.0 + yielded
+            outcomes[POLICY, 1] = us
     if cycle["wanted"] == CACHE:
         wanted_len = cycle["wanted_len"]
-        mine = part(batch, wanted_len, step["all_wanted"], 0.0, 1, beside, dense)
+        us = part(batch, wanted_len, step["all_wanted"], 0.0, 1, prefill, dense)
         outcomes[POLICY, 0] = 1.0 + min(event["accepted"], wanted_len)
-        outcomes[POLICY, 1] = mine
+        outcomes[POLICY, 1] = us
 
 
 @compiled
 def judge(floor: Any, steps: NDArray[np.float64]) -> None:
-    """Weigh a window for which each option needs so many ``steps``. Mutates ``floor``."""
-    needed, ahead, mine = floor["needed"], floor["ahead"], steps[floor["in_force"]]
+    """Update the test with a window in which each option needs ``steps``. Mutates ``floor``."""
+    needed, ahead, serving_steps = floor["needed"], floor["ahead"], steps[floor["in_force"]]
     for option in range(len(steps)):
         needed[option] = DECAY * needed[option] + steps[option]
         if option == MODELLED and not floor["has_model"]:
             continue
-        theirs = steps[option] if option == POLICY else steps[option] * (1.0 + TOLERANCE)
-        ahead[option] = max(ahead[option] + mine - theirs, 0.0)
+        option_steps = steps[option] if option == POLICY else steps[option] * (1.0 + TOLERANCE)
+        ahead[option] = max(ahead[option] + serving_steps - option_steps, 0.0)
     best = NOTHING
     for option in (MODELLED, CACHED):
         if ahead[option] > ahead[best]:
@@ -186,7 +186,7 @@ def judge(floor: Any, steps: NDArray[np.float64]) -> None:
 
 @compiled
 def add(floor: Any, window: Any, committed: int, outcomes: NDArray[np.float64], batch: int) -> None:
-    """Add one cycle of a step of ``batch`` requests to a window, and judge when that is full.
+    """Add one cycle of a step of ``batch`` requests to a window; a full window updates the test.
     Mutates ``floor`` and ``window``."""
     window["cycles"] += 1.0
     window["requests"] += batch
@@ -216,19 +216,19 @@ class Floor:
 
     @property
     def needed(self) -> NDArray[np.float64]:
-        """Steps that each option needed lately."""
+        """Recent steps that each option needed, decayed."""
         steps: NDArray[np.float64] = self.state["needed"][0]
         return steps
 
     @property
     def ahead(self) -> NDArray[np.float64]:
-        """Steps that each option is ahead of the one in force."""
+        """Lead of each option over the serving one, in plain steps."""
         steps: NDArray[np.float64] = self.state["ahead"][0]
         return steps
 
     @property
     def in_force(self) -> Option:
-        """Who decides."""
+        """The serving option."""
         return OPTIONS[int(self.state["in_force"][0])]
 
     @in_force.setter
@@ -237,12 +237,12 @@ class Floor:
 
     @property
     def falls(self) -> int:
-        """Times the policy was relieved."""
+        """Fallbacks so far."""
         return int(self.state["falls"][0])
 
     @property
     def advantage(self) -> float:
-        """Time of the best fixed arm over the policy's on recent stretches; above 1 is ahead."""
+        """Time of the best fixed arm over the policy's on recent windows; above 1 is faster."""
         fixed = [NOTHING, CACHED, *([MODELLED] if self.state["has_model"][0] else [])]
-        mine = float(self.needed[POLICY])
-        return float(self.needed[fixed].min()) / mine if mine > 0 else 1.0
+        policy_steps = float(self.needed[POLICY])
+        return float(self.needed[fixed].min()) / policy_steps if policy_steps > 0 else 1.0

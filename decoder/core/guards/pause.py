@@ -1,12 +1,10 @@
-"""When to stop proposing: where no draft pays for what looking for it takes.
+"""Speculation pause: stop proposing while drafts do not pay for the router's own time.
 
-A router that looks up drafts, describes and judges them takes time in every step, drafts or none.
-How far that time has run ahead of what its choices were worth is summed up from where they were
-last even (Page's test, as in :mod:`decoder.core.guards.floor`); ``LOSS`` ahead, the router falls
-asleep: nothing is proposed, and nothing of new text is indexed. Now and then a short **probe** of
-some steps looks again. After one that finds nothing the wait is twice as long, up to where probing
-costs ``SPENT`` of decoding. A change of batch, or of what a step costs, ends the sleep at once:
-what pays hangs on both.
+Looking up drafts, computing features and deciding takes time in every step. A CUSUM test (as in
+:mod:`decoder.core.guards.floor`) accumulates that time minus the gain of the choices. At ``LOSS``
+the router pauses: it proposes nothing and indexes no prompts. A short **probe** of some steps ends
+each wait. After an unsuccessful probe the wait doubles, until probing costs ``SPENT`` of decoding.
+A change of batch size or step time ends the pause at once, because what pays depends on both.
 """
 
 from __future__ import annotations
@@ -14,75 +12,75 @@ from __future__ import annotations
 from typing import Final
 
 LOSS: Final = 8.0
-"""Lead of what proposing took over what it brought that ends it, in steps that verify nothing. A
-cheap router is so given hundreds of steps between two copied stretches, a dear one a few."""
+"""Excess of proposing time over gain that starts a pause, in plain steps. A cheap router gets
+hundreds of steps between two copied passages, an expensive one a few."""
 PROBE: Final = 8
-"""Steps of one probe."""
+"""Steps per probe."""
 FIRST_WAIT: Final = 32
-"""Steps slept before the first probe."""
+"""Paused steps before the first probe."""
 LONGEST_WAIT: Final = 1024
-"""Steps slept at most."""
+"""Maximum paused steps before a probe."""
 SPENT: Final = 0.005
-"""Share of decoding's time that probing may take, once the waits have grown."""
+"""Maximum share of decoding time for probes, once the waits have grown."""
 CHANGE: Final = 2.0
-"""Ratio of requests, or of the time of a step, to those at falling asleep that ends the sleep."""
+"""Change of batch size or plain step time, as a ratio since the pause began, that ends it."""
 
 
 class SpeculationPause:
-    """Whether one worker's router looks for drafts. Written and read by the engine's thread."""
+    """Whether one worker's router proposes drafts. For the engine's thread."""
 
     def __init__(self) -> None:
         self.awake = True
-        self._lost = 0.0  # of own time over gain, in plain steps
-        self._steps = 0  # asleep, or of the probe
-        self._wait = 0  # steps between probes; 0 while awake for good
-        self._dearest: float = FIRST_WAIT  # wait at which probing costs what it may
-        self._at = (1.0, 1.0)  # requests and time of a plain step when it fell asleep
+        self._excess = 0.0  # excess of own time over gain, in plain steps
+        self._steps = 0  # since the pause or the probe began
+        self._wait = 0  # steps between probes; 0 if neither pausing nor probing
+        self._max_wait: float = FIRST_WAIT  # wait at which probing costs SPENT
+        self._paused_at = (1.0, 1.0)  # batch size and plain step time when the pause began
 
     def observe(self, own_us: float, gain_us: float, requests: int, plain_us: float) -> None:
-        """Take in a step, and say by ``awake`` what the next one does. Mutates.
+        """Update with a step, and set ``awake`` for the next one. Mutates.
 
         Args:
-            own_us: what proposing and deciding took of the step; without meaning asleep.
-            gain_us: what the drafts of the step were worth beyond what they cost, by the costs in
-                force; without meaning asleep.
+            own_us: time of proposing and deciding in the step; ignored while paused.
+            gain_us: net gain in time of the step's drafts, by the current costs; ignored while
+                paused.
             requests: in the step, at least one.
             plain_us: time of a step of as many requests that verifies nothing.
         """
         self._steps += 1
         if self.awake:
-            # A machine that stood still for a second says nothing of the router.
+            # Clipped: a stall of the machine says nothing about the router.
             own = min(own_us / plain_us, LOSS / 2)
-            self._lost += own - gain_us / plain_us
+            self._excess += own - gain_us / plain_us
             if not self._wait:
-                self._lost = max(self._lost, 0.0)
+                self._excess = max(self._excess, 0.0)
             share = min(own, 1.0)
-            self._dearest += (PROBE * share / SPENT - self._dearest) / PROBE
+            self._max_wait += (PROBE * share / SPENT - self._max_wait) / PROBE
             self._judge(float(requests), plain_us)
-        elif _far(requests, self._at[0]) or _far(plain_us, self._at[1]):
-            self._wake(0)
+        elif _changed(requests, self._paused_at[0]) or _changed(plain_us, self._paused_at[1]):
+            self._resume(0)
         elif self._steps >= self._wait:
-            self._wake(self._wait)
+            self._resume(self._wait)
 
     def _judge(self, requests: float, plain_us: float) -> None:
         if self._wait:
             if self._steps < PROBE:
                 return
-            if self._lost <= 0.0:
-                self._wake(0)
+            if self._excess <= 0.0:
+                self._resume(0)
                 return
-            longest = min(max(self._dearest, FIRST_WAIT), LONGEST_WAIT)
-            self._sleep(min(2 * self._wait, round(longest)), requests, plain_us)
-        elif self._lost > LOSS:
-            self._sleep(FIRST_WAIT, requests, plain_us)
+            longest = min(max(self._max_wait, FIRST_WAIT), LONGEST_WAIT)
+            self._pause(min(2 * self._wait, round(longest)), requests, plain_us)
+        elif self._excess > LOSS:
+            self._pause(FIRST_WAIT, requests, plain_us)
 
-    def _sleep(self, wait: int, requests: float, plain_us: float) -> None:
+    def _pause(self, wait: int, requests: float, plain_us: float) -> None:
         self.awake, self._steps, self._wait = False, 0, wait
-        self._at = requests, plain_us
+        self._paused_at = requests, plain_us
 
-    def _wake(self, wait: int) -> None:
-        self.awake, self._steps, self._wait, self._lost = True, 0, wait, 0.0
+    def _resume(self, wait: int) -> None:
+        self.awake, self._steps, self._wait, self._excess = True, 0, wait, 0.0
 
 
-def _far(now: float, then: float) -> bool:
+def _changed(now: float, then: float) -> bool:
     return max(now, then) > CHANGE * min(now, then)

@@ -1,5 +1,5 @@
-"""Looks at what nobody uses: a drafter that may have recovered, and a step that verifies nothing,
-from which every other is priced."""
+"""Periodic probes of unused arms: a drafter that may have recovered, and a plain step, the baseline
+of every cost."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ Who = NDArray[np.int64]
 
 
 class Probing:
-    """When what is looked at; ``taken`` counts looks, and ``whole`` says whether the last step that
-    was asked for is to have model drafts of full length. For the engine's thread."""
+    """Schedules probes. ``taken`` counts them; ``whole``: the next step needs model drafts of full
+    length. For the engine's thread."""
 
     def __init__(self, model_arm: ModelArm) -> None:
         self.taken, self.whole = 0, False
         self._model_arm, self._longest = model_arm, len(model_arm.odds)
-        self._since_asked = 0  # steps since one that asked for a model draft
+        self._since_model = 0  # steps since one with model drafts
         self._since_whole = 0  # steps since model drafts of full length
         self._since_plain = 0  # steps since one that verified nothing
 
     def at_the_drafter(
         self, arms: Arms, length: int, behind: Callable[[], NDArray[np.int64]], unable: Who
     ) -> Arms:
-        """The same with a model draft where the drafter has least to read before it can draft.
+        """``arms``, with one model draft if a probe of the drafter is due, for the request with the
+        least drafter prefill.
 
-        A look has its full length, and so now and then have drafts that the policy wants shorter:
-        these tell nothing of the places behind their end.
+        A probe has full length. Shorter drafts of the policy are sometimes lengthened too: they
+        say nothing about the positions after their end.
 
         Args:
-            length: of the model drafts that are wanted.
-            behind: gives int64 [n], tokens of each that the drafter has not drafted from.
+            length: of the policy's model drafts.
+            behind: returns int64 [n], tokens of each request that the drafter has yet to prefill.
         """
         if not self._longest:
             return arms
-        # A look that came to nothing waits for its next turn like any other.
+        # A probe whose draft was not made is retried only after the usual interval.
         self._model_arm.passed()
-        self._since_asked += 1
+        self._since_model += 1
         self._since_whole += 1
         asks = MODEL in arms.tobytes()
-        if not asks and min(self._model_arm.unseen, self._since_asked) > PROBE_EVERY:
+        if not asks and min(self._model_arm.unseen, self._since_model) > PROBE_EVERY:
             able = np.delete(np.arange(len(arms)), unable)
             if len(able):
                 arms = arms.copy()
@@ -57,17 +58,17 @@ class Probing:
         if self.whole:
             self._since_whole = 0
         if asks:
-            self._since_asked = 0
+            self._since_model = 0
         return arms
 
     def at_nothing(self, arms: Arms, costs: LiveCosts, last: tuple[int, int]) -> Arms:
-        """The same, or nothing for anybody, where in doubt what that takes.
+        """``arms``, or no draft for any request if the cost of a plain step is uncertain.
 
         Args:
             last: tokens that the last step ran through the target, and tokens drafted in it.
         """
         self._since_plain += 1
-        # In place of a lone request's cache draft it would cost a whole copied stretch.
+        # For a single request with a cache draft, a probe would cost a whole copied passage.
         copying = len(arms) == 1 and arms[0] == CACHE
         if not any(arms.tobytes()):
             self._since_plain = 0

@@ -1,1 +1,1 @@
-"""From a cache draft and its request's history to the numbers the policy decides on."""
+"""Payoff statistics and token classes: policy inputs beyond the look-up itself."""

@@ -1,8 +1,8 @@
-"""What cache drafts paid before for a tenant, in like contexts.
+"""Per-tenant running means of accepted length by context hash.
 
-It is learned as labels resolve, so it adapts within one request, long before any retraining, and
-holds nothing that was not known when the next draft is judged. A memory is one cache key's own,
-bounded in bytes over all of them, and keeps hashes, no tokens.
+They are updated as labels resolve, so they adapt within one request, long before retraining, and
+contain only what is known when the next draft is judged. Each cache key has its own memory. All
+memories together are bounded in bytes. They store hashes, not tokens.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from decoder.drafting.pages import mixed
 from decoder.tenancy.shares import ALONE, Shares, owner_of
 
 SLOTS: Final = 1 << 14
-"""Entries of a memory for each key; a newcomer takes over the slot it falls into."""
+"""Entries of a memory per kind of key; a new key overwrites the entry in its slot."""
 KINDS: Final = len(MEMORY_KEYS)
 PLACE_BYTES: Final = 4 + 8 + 3 * 8
 MEMORY_BYTES: Final = 256
 """Bytes of a memory without entries."""
 LEAST, MOST = 6, (4 * KINDS * SLOTS // 3 - 1).bit_length()
-"""Places of the smallest and of the largest table, as powers of two; three in four are filled."""
+"""log2 of the smallest and the largest table, in entries; the maximum load factor is 3/4."""
 FADE: Final = 0.8
-"""Weight of an entry's past at each new payoff: about five are remembered."""
+"""Decay of an entry at each new payoff: a window of about five."""
 TENANT: Final = 0.002
 PRIOR_LOG: Final = 0.7
 PRIOR_SHARE: Final = 0.3
 PRIOR_FIRST: Final = 0.5
-"""What an average draft does: log1p(payoff), payoff / length, first token accepted."""
+"""Priors, from an average draft: log1p(payoff), payoff / length, share of accepted first tokens."""
 MEMORY: Final = np.dtype(
     [
-        ("begin", "i8"),  # its first place
-        ("size", "i8"),  # places that it has, a power of two
-        ("count", "i8"),  # of them taken
+        ("begin", "i8"),  # start of its hash table
+        ("size", "i8"),  # size of its hash table, a power of two
+        ("count", "i8"),  # entries used
         ("first", "f8"),  # decayed share of drafts whose first token was accepted
         ("log_payoff", "f8"),  # decayed mean of log1p(payoff)
     ],
     align=True,
 )
 SUMS: Final = np.dtype([("weight", "f8"), ("log_payoff", "f8"), ("share", "f8")], align=True)
-"""Of an entry, decayed."""
+"""Decayed sums of an entry."""
 
 
 class Payoffs(NamedTuple):
-    """Tables of all memories; memory 0 is nobody's."""
+    """Hash tables (open addressing) of all memories; memory 0 is unused."""
 
     memories: Annotated[NDArray[Any], MEMORY]
-    idents: Int32Array  # [places], the kind of key and its slot, plus one
-    keys: Int64Array  # [places]
-    sums: Annotated[NDArray[Any], SUMS]  # [places]
+    idents: Int32Array  # [entries], kind and slot of the key, plus 1; 0 if empty
+    keys: Int64Array  # [entries]
+    sums: Annotated[NDArray[Any], SUMS]  # [entries]
 
 
 @compiled
 def hashed(tokens: NDArray[np.int32], first: int, end: int, state: int) -> int:
-    """A key of 62 bits of ``tokens`` from ``first`` to before ``end``, after what ``state`` is."""
+    """62-bit hash of ``tokens[first:end]``, seeded with ``state``."""
     low, high = state, state + 1
     for i in range(first, end):
         low = mixed(low, int(tokens[i]))
@@ -71,7 +71,7 @@ def hashed(tokens: NDArray[np.int32], first: int, end: int, state: int) -> int:
 
 @compiled
 def place_of(payoffs: Payoffs, row: int, kind: int, key: int) -> int:
-    """Where an entry is, or would be; -1 without a table."""
+    """Index where an entry is, or would be inserted; -1 without a table."""
     begin, size = payoffs.memories[row]["begin"], payoffs.memories[row]["size"]
     if size == 0:
         return -1
@@ -84,7 +84,7 @@ def place_of(payoffs: Payoffs, row: int, kind: int, key: int) -> int:
 
 @compiled
 def lacks(payoffs: Payoffs, row: int, labels: int) -> bool:
-    """Whether a memory must grow before so many labels are learned."""
+    """Whether a memory must grow before it learns ``labels`` labels."""
     memory = payoffs.memories[row]
     needed = memory["count"] + KINDS * labels
     return bool(memory["size"] < 1 << MOST and 4 * needed > 3 * memory["size"])
@@ -92,13 +92,13 @@ def lacks(payoffs: Payoffs, row: int, labels: int) -> bool:
 
 @compiled
 def recall(payoffs: Payoffs, row: int, keys: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Fill ``out`` [KINDS], of ``contracts.features.RECALLED``, with what is known of ``keys``."""
+    """Fill ``out`` [KINDS] of ``contracts.features.RECALLED`` with the entries of ``keys``."""
     for kind in range(KINDS):
         at = place_of(payoffs, row, kind, keys[kind])
         weight, logs, shares = 0.0, 0.0, 0.0
         if at >= 0 and payoffs.idents[at] and payoffs.keys[at] == keys[kind]:
-            found = payoffs.sums[at]
-            weight, logs, shares = found["weight"], found["log_payoff"], found["share"]
+            entry = payoffs.sums[at]
+            weight, logs, shares = entry["weight"], entry["log_payoff"], entry["share"]
         recalled = out[kind]
         recalled["log_payoff"] = (logs + PRIOR_LOG) / (weight + 1.0)
         recalled["share"] = (shares + PRIOR_SHARE) / (weight + 1.0)
@@ -107,9 +107,8 @@ def recall(payoffs: Payoffs, row: int, keys: NDArray[np.int64], out: NDArray[Any
 
 @compiled
 def learn(payoffs: Payoffs, row: int, keys: NDArray[np.int64], accepted: int, length: int) -> None:
-    """Take in a resolved payoff, in tokens, of a draft of ``length``. Mutates.
-
-    What finds no place is not remembered.
+    """Update a memory with a draft of ``length`` of which ``accepted`` tokens were accepted.
+    Mutates. An entry is skipped if the table is full.
     """
     value, share = np.log1p(float(accepted)), accepted / length
     memory = payoffs.memories[row]
@@ -136,11 +135,11 @@ def learn(payoffs: Payoffs, row: int, keys: NDArray[np.int64], accepted: int, le
 
 @entry_point
 def move(payoffs: Payoffs, row: int, begin: int, size: int) -> None:
-    """Move a memory to ``size`` free places from ``begin`` on. Mutates."""
+    """Move a memory to a free block of ``size`` entries at ``begin``. Mutates."""
     memory = payoffs.memories[row]
-    old, places = memory["begin"], memory["size"]
+    old, old_size = memory["begin"], memory["size"]
     memory["begin"], memory["size"] = begin, size
-    for at in range(old, old + places):
+    for at in range(old, old + old_size):
         ident = payoffs.idents[at]
         if ident:
             kind = (ident - 1) // SLOTS
@@ -151,7 +150,7 @@ def move(payoffs: Payoffs, row: int, begin: int, size: int) -> None:
 
 
 class Memories:
-    """Memories by cache key, bounded in bytes over all of them; each tenant has its fair share.
+    """Memories by cache key, bounded in bytes together, with a fair share for each tenant.
 
     A request that shares nothing (:data:`ALONE`) has a memory of its own.
     """
@@ -165,22 +164,22 @@ class Memories:
         )  # fmt: skip
         self._blocks, self._rows = Blocks(size), list(range(63, 0, -1))
         self._shares = Shares(budget, clock)
-        self._kept: dict[str, OrderedDict[str, int]] = {}  # rows, by owner and key
+        self._rows_by_owner: dict[str, OrderedDict[str, int]] = {}  # rows, by owner and key
         self._owners: dict[int, str] = {}  # of those rows
         self._users: dict[int, int] = {}
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all memories at most."""
+        """Upper bound of the bytes of all memories."""
         return self._shares.held
 
     def __len__(self) -> int:
         return len(self._owners)
 
     def begin(self, key: str) -> int:
-        """The memory that a request of ``key`` learns into, until it is given to :meth:`end`.
+        """Acquire the memory of ``key`` for a request; :meth:`end` releases it. Mutates.
 
-        Where a memory gives way, requests under way go on with an empty one. Mutates.
+        When a memory is evicted, its active requests continue with an empty one.
         """
         if key == ALONE:
             row = self._new_row()
@@ -188,37 +187,37 @@ class Memories:
             return row
         owner = owner_of(key)
         self._shares.visit(owner)
-        mine = self._kept.setdefault(owner, OrderedDict())
-        found = mine.get(key)
-        row = mine[key] = self._new_row() if found is None else found
-        mine.move_to_end(key)
+        rows = self._rows_by_owner.setdefault(owner, OrderedDict())
+        known = rows.get(key)
+        row = rows[key] = self._new_row() if known is None else known
+        rows.move_to_end(key)
         self._users[row] = self._users.get(row, 0) + 1
-        if found is None:
+        if known is None:
             self._owners[row] = owner
-            self._book(row, MEMORY_BYTES)
+            self._account(row, MEMORY_BYTES)
         return row
 
     def end(self, row: int) -> None:
-        """A request that learned into ``row`` is over. Mutates."""
+        """Release ``row``: a request that used it has ended. Mutates."""
         self._users[row] -= 1
         if not self._users[row]:
             del self._users[row]
-            self._leave(row)
+            self._free_unused(row)
 
     def grow(self, row: int, labels: int) -> None:
-        """Make room for so many labels, as far as there is any. Mutates."""
-        was, had, taken, *_ = self.payoffs.memories[row].item()
-        needed = taken + KINDS * labels
+        """Grow a memory for ``labels`` more labels if a block is free. Mutates."""
+        old_begin, old_size, count, *_ = self.payoffs.memories[row].item()
+        needed = count + KINDS * labels
         size = min(max((4 * needed // 3).bit_length(), LEAST), MOST)
         begin = self._blocks.take(size)
         if begin < 0:
             return
         move(self.payoffs, row, begin, 1 << size)
-        if had:
-            self._blocks.give(was, had.bit_length() - 1)
-        self._book(row, ((1 << size) - had) * PLACE_BYTES)
+        if old_size:
+            self._blocks.give(old_begin, old_size.bit_length() - 1)
+        self._account(row, ((1 << size) - old_size) * PLACE_BYTES)
 
-    def _book(self, row: int, count: int) -> None:
+    def _account(self, row: int, count: int) -> None:
         owner = self._owners.get(row)
         if owner is not None:
             self._shares.grow(owner, count)
@@ -226,26 +225,26 @@ class Memories:
                 pass
 
     def _take(self, owner: str) -> bool:
-        """Give up the memory of the owner's that was asked for longest ago."""
-        mine = self._kept.get(owner)
-        if not mine:
+        """Evict the owner's least recently used memory."""
+        rows = self._rows_by_owner.get(owner)
+        if not rows:
             return False
-        _, row = mine.popitem(last=False)
+        _, row = rows.popitem(last=False)
         size = int(self.payoffs.memories["size"][row])
         self._shares.grow(owner, -(MEMORY_BYTES + size * PLACE_BYTES))
         del self._owners[row]
         self._clear(row)
-        self._leave(row)
-        if not mine:
-            del self._kept[owner]
+        self._free_unused(row)
+        if not rows:
+            del self._rows_by_owner[owner]
             self._shares.forget(owner)
         return True
 
     def _new_row(self) -> int:
         if not self._rows:
-            had = self.payoffs.memories
-            self._rows = list(range(2 * len(had) - 1, len(had) - 1, -1))
-            grown = np.concatenate([had, np.zeros_like(had)])
+            old = self.payoffs.memories
+            self._rows = list(range(2 * len(old) - 1, len(old) - 1, -1))
+            grown = np.concatenate([old, np.zeros_like(old)])
             self.payoffs = self.payoffs._replace(memories=grown)
         row = self._rows.pop()
         self.payoffs.memories[row] = 0, 0, 0, PRIOR_FIRST, PRIOR_LOG
@@ -258,8 +257,8 @@ class Memories:
             self._blocks.give(begin, size.bit_length() - 1)
         self.payoffs.memories[row] = 0, 0, 0, PRIOR_FIRST, PRIOR_LOG
 
-    def _leave(self, row: int) -> None:
-        """Free a row that nobody knows any more."""
+    def _free_unused(self, row: int) -> None:
+        """Free a row without key and users."""
         if row not in self._owners and row not in self._users:
             self._clear(row)
             self._rows.append(row)

@@ -1,4 +1,4 @@
-"""Which classes each vocabulary entry belongs to: a table built once for a tokenizer."""
+"""Token classes of each vocabulary entry: a table built once per tokenizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from decoder.contracts.features import TOKEN_CLASSES
 _BRACKETS = frozenset("()[]{}<>")
 _DELIMITERS = frozenset(",:;\"'`|/\\=")
 _PUNCTUATION = frozenset(".!?-_*#&%$@+~^")
-_BLANKS = (" ", "\t", "Ġ", "▁")  # byte-level BPE and SentencePiece mark a leading blank so
+_BLANKS = (" ", "\t", "Ġ", "▁")  # the last two: leading blank in byte-level BPE, SentencePiece
 _NEWLINES = ("\n", "\r", "Ċ", "<0x0A>")
 
 
@@ -31,11 +31,11 @@ def _classes_of(entry: str) -> tuple[bool, ...]:
 
 
 def token_class_table(vocabulary: Sequence[str | None]) -> NDArray[np.float32]:
-    """Indicators of each entry's classes.
+    """Class indicators of each entry.
 
     Args:
-        vocabulary: raw entries by token id, as ``tokenizer.convert_ids_to_tokens`` gives them;
-            None for an id without an entry.
+        vocabulary: raw entries by token id, from ``tokenizer.convert_ids_to_tokens``; None for an
+            id without an entry.
 
     Returns:
         float32 [len(vocabulary), classes] of 0 and 1.
@@ -44,7 +44,7 @@ def token_class_table(vocabulary: Sequence[str | None]) -> NDArray[np.float32]:
 
 
 def token_classes_of(tokenizer: Any, vocabulary: int = 0) -> NDArray[np.float32]:
-    """The table of a Hugging Face tokenizer, with rows of zeros up to ``vocabulary``: a model may
-    have more ids than its tokenizer has entries."""
+    """Table of a Hugging Face tokenizer, padded with zeros to ``vocabulary`` rows: a model may have
+    more ids than its tokenizer has entries."""
     entries = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     return token_class_table(entries + [None] * (vocabulary - len(entries)))
