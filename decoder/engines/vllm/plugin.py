@@ -155,8 +155,7 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
         token_classes_of(tokenizer, model.get_vocab_size()),
         drafter is not None,
         longest=longest_draft(config),
-        target=readable(model.model),
-        drafter=readable(drafter) if drafter else "",
+        names=(readable(model.model), readable(drafter) if drafter else ""),
     )
 
 
