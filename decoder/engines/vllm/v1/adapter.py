@@ -116,6 +116,7 @@ class V1Adapter(Adapter):
     def _admit(self, late: LateDrafter, names: Sequence[str], scheduler_output: Any) -> None:
         """Decide which new requests the drafter prefills, and whether to defer this step's."""
         with self.sparing("the drafter could not defer its prefill"):
+            # Ended requests too: a later prompt with the same prefix may reuse their blocks.
             late.meet(names, reads=self.reading is None or self.reading.allows)
             self.unread = late.skipped.intersection(names)
             self.usual = late.caught_up < MUCH
@@ -134,7 +135,6 @@ class V1Adapter(Adapter):
             return []
         self.time(ours=True)
         if self.late is not None:
-            # A later prompt with the same prefix may reuse an ended request's blocks.
             ended = self.ended is None or any(name not in self.unread for name in self.ended)
             self.late.names, self.late.catch_up = names, self._hits or self._full or ended
             with self.sparing("the prefill budget could not be updated"):
