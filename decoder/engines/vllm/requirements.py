@@ -1,7 +1,7 @@
-"""What this plugin makes of vLLM's settings: a table, read at load and printed in docs/reference.
+"""Table of vLLM's settings: accepted, clamped or refused. Checked at load, printed in the docs.
 
-Every setting that matters here is *accepted*, *clamped* (taken with a limit, which the log tells)
-or *refused* with one sentence that says what to set. A refusal comes before the weights are loaded.
+Each relevant setting is *accepted*, *clamped* (accepted with a limit, which is logged) or *refused*
+with one sentence on what to set. A refusal comes before the weights are loaded.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ HOW_TO_START: Final = (
 )
 _PROCESSORS: Final = "vllm.logits_processors"
 VERIFIED: Final = 128
-"""Draft tokens of a request that vLLM's sampler verifies in a step; at one more it asserts, and the
-engine ends (``MAX_SPEC_LEN``)."""
+"""Most draft tokens of a request in a step (``MAX_SPEC_LEN``): with more, an assertion of vLLM's
+sampler ends the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What becomes of a setting that has certain values, and why.
+    """The verdict on certain values of a setting, and the reason.
 
-    ``applies`` says of a ``VllmConfig`` and our settings whether they have them; None stands for
-    what is only seen while serving.
+    ``applies`` tests a ``VllmConfig`` and the worker's settings for these values; None for events
+    that occur only while serving.
     """
 
     setting: str
@@ -59,7 +59,7 @@ def _places(config: Any) -> int:
 
 
 def longest_draft(config: Any) -> int:
-    """Draft tokens of one request that the engine has places, counters and a sampler for."""
+    """Longest draft of a request that the engine supports, in tokens."""
     return min(_places(config), VERIFIED)
 
 
@@ -68,7 +68,7 @@ def _eagle3(config: Any) -> bool:
 
 
 def _absent(config: Any) -> bool:
-    """Whether the number is what vLLM takes where none was given."""
+    """Whether the number is vLLM's default."""
     depth = config.speculative_config.suffix_decoding_max_tree_depth
     return _method(config) == "suffix" and _places(config) == depth
 
@@ -88,7 +88,7 @@ def _moe_replicas(config: Any) -> bool:
 
 
 def _has_min_p(config: Any) -> bool:
-    """Whether the model's own generation settings, or the operator's, ask for it."""
+    """Whether the generation config, the model's or the operator's, sets it."""
     return float(config.model_config.get_diff_sampling_param().get("min_p") or 0.0) > 0.0
 
 
@@ -97,14 +97,14 @@ def _has_processors(config: Any) -> bool:
 
 
 def reads_with_positions_alone(config: Any) -> bool:
-    """Whether what the drafter reads is a matter of tokens and positions, so it may read late."""
+    """Whether the drafter's inputs are tokens and positions only, so prefill may be deferred."""
     model = config.model_config
     return not (
         model.is_multimodal_model
         or model.uses_mrope
         or config.kv_transfer_config is not None
         or config.parallel_config.data_parallel_size > 1
-        or config.parallel_config.tensor_parallel_size > 1  # what waits would have to be alike
+        or config.parallel_config.tensor_parallel_size > 1  # ranks would have to defer the same
     )
 
 
@@ -292,10 +292,10 @@ REQUIREMENTS: Final = (
 
 
 def check(config: Any, settings: WorkerSettings) -> None:
-    """Refuse or clamp what the engine was started with.
+    """Refuse the engine's settings, or log which are clamped.
 
     Raises:
-        EngineError: a setting is refused; the message says what to set.
+        EngineError: a setting is refused; the message states what to set.
     """
     for row in _applying("refused", config, settings):
         raise EngineError(f"{row.setting} ({row.values}): {row.why}")
@@ -304,7 +304,7 @@ def check(config: Any, settings: WorkerSettings) -> None:
 
 
 def within(config: Any, settings: WorkerSettings) -> WorkerSettings:
-    """Our settings, no draft longer than the engine was started for."""
+    """The worker's settings, with drafts limited to the engine's longest."""
     most, limits = longest_draft(config), ("suffix_max_draft", "model_draft_tokens")
     return settings.model_copy(update={n: min(getattr(settings, n), most) for n in limits})
 
