@@ -66,14 +66,14 @@ class Ranks:
             return self._received(rows)
         try:
             plan = decide()
-            rest = write(self._message, self._step, rows, plan) if self.size > 1 else ()
+            remaining = write(self._message, self._step, rows, plan) if self.size > 1 else ()
         except Exception:  # noqa: BLE001 - ``failed`` logs it
             failed()
             plan = Plan.nothing(rows)
-            rest = write(self._message, self._step, rows, plan) if self.size > 1 else ()
+            remaining = write(self._message, self._step, rows, plan) if self.size > 1 else ()
         self._broadcast(self._tensor)
-        if len(rest):
-            self._broadcast(torch.from_numpy(rest))
+        if len(remaining):
+            self._broadcast(torch.from_numpy(remaining))
         return plan
 
     def conduct(self, measure: Callable[..., T], *steps: Callable[[int], Any]) -> T | None:
@@ -137,10 +137,10 @@ class Ranks:
         *sent, _, count = self._message[:HEADER].tolist()
         if sent != (own := [self._step, rows]):
             self.end(f"rank 0 is at (step, requests) {tuple(sent)}, and not at {tuple(own)}.")
-        rest = np.empty(max(count - INLINE, 0), np.int32)
-        if len(rest):
-            self._broadcast(torch.from_numpy(rest))
-        return read(self._message, rest)
+        remaining = np.empty(max(count - INLINE, 0), np.int32)
+        if len(remaining):
+            self._broadcast(torch.from_numpy(remaining))
+        return read(self._message, remaining)
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         if self.size == 1:

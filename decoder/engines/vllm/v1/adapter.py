@@ -28,7 +28,7 @@ class V1Adapter(Adapter):
         late: LateDrafter | None = None,
         shares_blocks: bool = True,
         reading: PrefillBudget | None = None,
-        **rest: Any,
+        **kwargs: Any,
     ) -> None:
         """Put an adapter together.
 
@@ -39,7 +39,7 @@ class V1Adapter(Adapter):
                 caching).
             reading: decides whether ``late`` prefills new requests; None: always.
         """
-        super().__init__(*args, **rest)
+        super().__init__(*args, **kwargs)
         self.late = late
         self.reading = reading
         self._shares_blocks = shares_blocks

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def adapter(
-    runner: Any, settings: WorkerSettings, *given: Any, has_model: bool, **rest: Any
+    runner: Any, settings: WorkerSettings, *given: Any, has_model: bool, **kwargs: Any
 ) -> V1Adapter:
     """The adapter of a ``GPUModelRunner``, from the arguments of an :class:`Adapter`. Replaces
     ``propose`` of the runner's drafter by the deferred one."""
@@ -33,7 +33,7 @@ def adapter(
             reading = PrefillBudget(*(m.get_total_num_hidden_layers() for m in models))
     adapter = V1Adapter(
         *given, late=late, has_model=has_model, reading=reading,
-        shares_blocks=bool(config.cache_config.enable_prefix_caching), **rest,
+        shares_blocks=bool(config.cache_config.enable_prefix_caching), **kwargs,
     )  # fmt: skip
     if late is not None:
         runner.drafter.propose = late.propose

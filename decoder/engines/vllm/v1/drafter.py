@@ -111,9 +111,9 @@ class LateDrafter:
             if name in cached.resumed_req_ids:
                 self._begin(name, blocks[group], computed)
             elif blocks is not None:
-                held = self._blocks.setdefault(name, [])
-                self._new.setdefault(name, len(held))
-                held += blocks[group]
+                known = self._blocks.setdefault(name, [])
+                self._new.setdefault(name, len(known))
+                known += blocks[group]
 
     def _begin(self, name: str, blocks: Sequence[int], computed: int) -> None:
         self._blocks[name] = list(blocks)
@@ -189,7 +189,7 @@ class LateDrafter:
         blocks, following = zip(*(self._places[name] for name in leaving), strict=True)
         for name in leaving:
             self.forget(name)
-        batch, rest = self._last
+        batch, kwargs = self._last
         self._merged(
             batch,
             rows,
@@ -197,7 +197,7 @@ class LateDrafter:
             [row[-1].end for row in rows],
             torch.stack(following),
             0,
-            rest,
+            kwargs,
         )
         self.caught_up += sum(len(piece) for row in rows for piece in row)
 
@@ -210,7 +210,7 @@ class LateDrafter:
         target_hidden_states: Tensor,
         next_token_ids: Tensor,
         common_attn_metadata: Any,
-        **rest: Any,
+        **kwargs: Any,
     ) -> Tensor:
         """Draft tokens [requests, num_speculative_tokens], as the drafter's own method."""
         batch, names = common_attn_metadata, self.names
@@ -221,7 +221,7 @@ class LateDrafter:
             for name, blocks, token in zip(names, table, next_token_ids, strict=False):
                 if name in self._pieces:
                     self._places[name] = blocks, token
-            self._last = batch, rest
+            self._last = batch, kwargs
             return next_token_ids.new_empty((len(names), 0), dtype=torch.int64)
         rows = [self._pieces.get(name) or [latest[name].end_alone()] for name in names]
         for name in names:
@@ -232,7 +232,7 @@ class LateDrafter:
         ):
             return self._read(
                 target_token_ids, target_positions, target_hidden_states, next_token_ids, batch,
-                num_speculative_tokens, rest,
+                num_speculative_tokens, kwargs,
             )  # fmt: skip
         waiting = sum(len(piece) for _, row, _ in earlier for piece in row)
         self.caught_up = waiting
@@ -241,11 +241,11 @@ class LateDrafter:
             following = torch.stack([now.ids[now.start] for _, _, now in earlier])
             before = [now.position for _, _, now in earlier]
             table = batch.block_table_tensor[[i for i, _, _ in earlier]]
-            self._merged(batch, [row for _, row, _ in earlier], table, before, following, 0, rest)
+            self._merged(batch, [row for _, row, _ in earlier], table, before, following, 0, kwargs)
             rows = [row[-1:] for row in rows]
         return self._merged(
             batch, rows, batch.block_table_tensor, [row[-1].end for row in rows], next_token_ids,
-            num_speculative_tokens, rest,
+            num_speculative_tokens, kwargs,
         )  # fmt: skip
 
     def _defer(self, ids: Tensor, hidden: Tensor, batch: Any) -> dict[str, Piece]:
@@ -282,7 +282,7 @@ class LateDrafter:
         ends: Sequence[int],
         following: Tensor,
         draft: int,
-        rest: dict[str, Any],
+        kwargs: dict[str, Any],
     ) -> Tensor:
         """Prefill several pieces of each row in one pass.
 
@@ -318,7 +318,7 @@ class LateDrafter:
         pieces = [piece for row in rows for piece in row]
         ids = torch.cat([p.ids[p.start : p.stop] for p in pieces])
         hidden = torch.cat([p.hidden[p.start : p.stop] for p in pieces])
-        return self._read(ids, positions, hidden, following, merged, draft, rest)
+        return self._read(ids, positions, hidden, following, merged, draft, kwargs)
 
     def _read(
         self,
@@ -328,7 +328,7 @@ class LateDrafter:
         following: Tensor,
         batch: Any,
         draft: int,
-        rest: dict[str, Any],
+        kwargs: dict[str, Any],
     ) -> Tensor:
         # vLLM increments both lengths with each token it drafts. On a CPU they are one tensor:
         # chains would attend to positions never written, and near the end of the context read
@@ -341,7 +341,7 @@ class LateDrafter:
             target_hidden_states=hidden,
             next_token_ids=following,
             common_attn_metadata=batch,
-            **rest,
+            **kwargs,
         )
         return drafts
 

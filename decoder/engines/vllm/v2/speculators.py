@@ -81,13 +81,13 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
             padded[:, : drafts.shape[1]] = drafts
             return padded
         self._names, self._plan = input_batch.req_ids, None
-        made = None
+        from_model = None
         try:
-            made = super().propose(input_batch, *args, **kwargs)
+            from_model = super().propose(input_batch, *args, **kwargs)
         except Exception:  # noqa: BLE001 - the adapter logs it
             chooser.adapter.failed()
         plan = self._plan or chooser.decide(self._names, self._most)
-        chosen: Tensor = chooser.drafts(self._names, plan, made)
+        chosen: Tensor = chooser.drafts(self._names, plan, from_model)
         return chosen
 
     def on_prefill_end(self, num_reqs: int) -> None:
