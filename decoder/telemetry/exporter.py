@@ -93,7 +93,7 @@ class Exporter:
             self.progress.rounds_dropped += 1
 
     def turn(self) -> None:
-        """Send what can be sent, and process acknowledgements. Never raises."""
+        """Send all that is due, and process acknowledgements. Never raises."""
         self._ring.control[BEAT] += 1
         try:
             if time.monotonic() >= self._retry_at:
