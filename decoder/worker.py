@@ -1,7 +1,6 @@
-"""One serving worker put together: router, telemetry and policy feed around one engine.
+"""Composition of one serving worker: router, telemetry and policy feed for one engine.
 
-The only place where these rooms meet; an engine adapter makes one :class:`Worker` and talks to its
-``router`` from then on.
+An engine adapter makes one :class:`Worker`, then calls its ``router`` only.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Worker:
-    """What an engine adapter holds. ``faults`` counts steps in which the hybrid failed."""
+    """What an engine adapter holds. ``faults`` counts steps in which hybrid decoding failed."""
 
     settings: WorkerSettings
     scope: str
@@ -57,11 +57,8 @@ class Worker:
     faults: int = 0
 
     def status(self) -> WorkerStatus:
-        """The worker's status record of this moment."""
-        counters, policy = self.router.counters, self.router.policy
-        events = self.supervisor.report() if self.supervisor else DeliveryReport()
-        floor, costs, cache = self.router.floor, self.router.costs.table, self.router.cache
-        trial, interleaver = self.admission.held.get(TRIAL), self.interleaver
+        """The worker's present status record."""
+        counters = self.router.counters
         return WorkerStatus(
             process=self.settings.name,
             scope=self.scope,
@@ -75,63 +72,89 @@ class Worker:
             accepted=dict(counters.accepted),
             drafted=dict(counters.drafted),
             drafts_labelled=counters.labelled,
-            events_made=events.made,
-            events_sent=events.sent,
-            events_in_doubt=events.in_doubt,
-            queue_depth=events.waiting,
-            events_dropped=sum(events.dropped.values()),
-            drops=events.dropped,
-            events_refused=events.refused,
-            events_failed=events.failed,
-            carrier_deaths=events.deaths,
-            policy_version=policy.version,
-            publication=policy.publication,
-            policy_role=policy.role,
-            policy_applied_at=self.admission.applied_at,
-            threshold=policy.threshold,
-            swaps=self.admission.swaps,
-            swap_ms_max=self.admission.swap_ms_max,
-            refusals=dict(self.admission.refusals),
-            ignored=dict(self.admission.ignored),
-            fallback="" if floor is None or floor.in_force == "policy" else floor.in_force,
-            fallbacks=floor.falls if floor is not None else 0,
-            advantage=floor.advantage if floor is not None else 1.0,
-            probes=counters.probes,
-            rate=self.router.rate.value,
-            policy_kind=policy.kind,
-            setup=costs.setup,
-            step_us={str(t): round(float(costs.dense[t])) for t in (1, 4, 16, 64)},
-            draft_us=costs.drafting(self.settings.model_draft_tokens, 1),
-            choose_us_p50=_middle(counters.choose_us),
-            own_us_p50=_middle(counters.own_us),
-            exposed_us_p50=_middle(counters.exposed_us),
-            asleep=counters.asleep,
-            undrafted=counters.undrafted,
             left_out=dict(counters.left_out),
-            cache_bytes=cache.held_bytes if cache else 0,
-            cache_evicted=cache.evicted if cache else 0,
-            cache_shed=cache.shed if cache else 0,
             faults=self.faults,
-            sides={
+            **self._policy_fields(),
+            **self._cost_fields(),
+            **self._delivery_fields(),
+            **self._comparison_fields(),
+        )
+
+    def _policy_fields(self) -> dict[str, Any]:
+        policy, admission, floor = self.router.policy, self.admission, self.router.floor
+        return {
+            "policy_version": policy.version,
+            "publication": policy.publication,
+            "policy_role": policy.role,
+            "policy_kind": policy.kind,
+            "threshold": policy.threshold,
+            "rate": self.router.rate.value,
+            "policy_applied_at": admission.applied_at,
+            "swaps": admission.swaps,
+            "swap_ms_max": admission.swap_ms_max,
+            "refusals": dict(admission.refusals),
+            "ignored": dict(admission.ignored),
+            "fallback": "" if floor is None or floor.in_force == "policy" else floor.in_force,
+            "fallbacks": floor.falls if floor is not None else 0,
+            "advantage": floor.advantage if floor is not None else 1.0,
+        }
+
+    def _cost_fields(self) -> dict[str, Any]:
+        """Times of steps and of this plugin, and memory of the suffix cache."""
+        counters, cache = self.router.counters, self.router.cache
+        costs = self.router.costs.table
+        return {
+            "setup": costs.setup,
+            "step_us": {str(t): round(float(costs.dense[t])) for t in (1, 4, 16, 64)},
+            "draft_us": costs.drafting(self.settings.model_draft_tokens, 1),
+            "choose_us_p50": _median(counters.choose_us),
+            "own_us_p50": _median(counters.own_us),
+            "exposed_us_p50": _median(counters.exposed_us),
+            "probes": counters.probes,
+            "asleep": counters.asleep,
+            "undrafted": counters.undrafted,
+            "cache_bytes": cache.held_bytes if cache else 0,
+            "cache_evicted": cache.evicted if cache else 0,
+            "cache_shed": cache.shed if cache else 0,
+        }
+
+    def _delivery_fields(self) -> dict[str, Any]:
+        """Delivery counters of events and of rounds of trials."""
+        events = self.supervisor.report() if self.supervisor else DeliveryReport()
+        dropped = self.interleaver.rounds_dropped + events.rounds_dropped
+        return {
+            "events_made": events.made,
+            "events_sent": events.sent,
+            "events_in_doubt": events.in_doubt,
+            "queue_depth": events.waiting,
+            "events_dropped": sum(events.dropped.values()),
+            "drops": events.dropped,
+            "events_refused": events.refused,
+            "events_failed": events.failed,
+            "carrier_deaths": events.deaths,
+            "rounds_sent": events.rounds_sent,
+            "rounds_dropped": dropped if self.supervisor else 0,
+        }
+
+    def _comparison_fields(self) -> dict[str, Any]:
+        trial, interleaver = self.admission.held.get(TRIAL), self.interleaver
+        return {
+            "sides": {
                 name: SideSums(steps=s.steps, tokens=s.tokens, us=s.us, cost_us=s.cost_us)
                 for name, s in interleaver.totals.items()
             },
-            side=interleaver.active,
-            sides_failed=dict(interleaver.failures),
-            rounds_made=interleaver.rounds_made,
-            rounds_sent=events.rounds_sent,
-            rounds_dropped=interleaver.rounds_dropped + events.rounds_dropped
-            if self.supervisor
-            else 0,
-            trial_version=trial.version if trial else 0,
-            trial_publication=trial.publication if trial else 0,
-            trial_share=trial.share if trial else 0.0,
-        )
+            "side": interleaver.active,
+            "sides_failed": dict(interleaver.failures),
+            "rounds_made": interleaver.rounds_made,
+            "trial_version": trial.version if trial else 0,
+            "trial_publication": trial.publication if trial else 0,
+            "trial_share": trial.share if trial else 0.0,
+        }
 
     def close(self) -> None:
-        """Label what is open as censored, send what is left, stop the threads."""
+        """Label open drafts as censored, send the remaining events, stop the threads."""
         if self.feed is not None:
-            self.feed.stop()  # events go first: whoever ends this process does not wait for long
+            self.feed.stop()  # only asked to: sending events comes first, as time may be short
         self.router.close()
         if self.supervisor is not None:
             self.supervisor.close()
@@ -141,20 +164,18 @@ class Worker:
             self.page.close()
 
 
-def _middle(times: Iterable[float]) -> float:
-    found = list(times)
-    return float(np.median(found)) if found else 0.0
+def _median(times: Iterable[float]) -> float:
+    values = list(times)
+    return float(np.median(values)) if values else 0.0
 
 
 def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
-    """The bundle named in the settings, else what they start from; counting if the first policy
-    is unusable.
+    """The policy bundle that the settings name, else the start policy that they choose.
 
-    Counting that was asked for is no first policy, so none takes its place.
+    The start policy is the first policy, or counting where that is unusable or counting is chosen.
 
     Raises:
-        PolicyRefused: the bundle named in the settings is unusable; a person chose it, so it must
-            not be ignored.
+        PolicyRefused: the named bundle is unusable; a person chose it, so it is not ignored.
         SettingsError: it cannot be read.
     """
     if settings.policy_file is not None:
@@ -172,7 +193,7 @@ def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
 
 
 def _variants(settings: WorkerSettings, has_model: bool) -> tuple[str, ...]:
-    """Variants of the settings that this engine can run."""
+    """The variants in the settings that this engine can run."""
     if MODEL in settings.variants and not has_model:
         log.warning("there is no model drafter: the variant %r is left out", MODEL)
     return tuple(name for name in settings.variants if has_model or name != MODEL)
@@ -184,49 +205,23 @@ def make_worker(
     scope: str,
     token_classes: NDArray[np.float32],
     has_model: bool,
-    *,
     longest: int = 64,
-    target: str = "",
-    drafter: str = "",
+    names: tuple[str, str] = ("", ""),
 ) -> Worker:
-    """Put a worker together and start the threads that its settings switch on.
+    """Make a worker, and start the threads that its settings switch on.
 
     Args:
         token_classes: float32 [vocabulary, classes].
         has_model: whether the engine has a model drafter.
-        longest: draft tokens of a request that the engine was started for.
-        target, drafter: what a person calls them, for telemetry.
+        longest: longest draft that the engine was started for, in tokens.
+        names: of target and drafter, for telemetry; "" where there is none.
     """
     ring = Ring(settings.queue_size) if settings.telemetry else None
-    policy, life = initial_policy(settings, scope), secrets.token_hex(8)
-
-    def apply(policy: Policy) -> None:
-        router.policy = policy
-
-    admission = Admission(scope, apply, policy)
-    variants = _variants(settings, has_model)
-    interleaver = Interleaver(
-        variants,
-        settings.holdout,
-        admission.held,
-        first_or_counting(scope),
-        life,
-        settings.start == "first",
-    )
-    router = DraftRouter(
-        SuffixCache(settings), policy, token_classes,
-        Sink(ring), has_model,
-        model_draft_tokens=settings.model_draft_tokens,
-        costs=LiveCosts(),
-        floor=Floor(has_model) if settings.floor else None,
-        longest=longest,
-        interleaver=interleaver,
-    )  # fmt: skip
-    worker = Worker(settings, scope, router, admission, interleaver, life)
+    worker = _decider(settings, scope, token_classes, has_model, longest, Sink(ring))
     if ring is not None:
-        origin = Origin(scope, settings.name, worker.life, target, drafter)
+        origin = Origin(scope, settings.name, worker.life, *names)
         worker.supervisor = Supervisor(
-            kafka, ring, origin, worker.status, interleaver, settings.events_per_s
+            kafka, ring, origin, worker.status, worker.interleaver, settings.events_per_s
         )  # fmt: skip
         worker.feed = PolicyFeed(kafka, scope, worker.admission)
         worker.supervisor.start()
@@ -234,5 +229,40 @@ def make_worker(
     if settings.metrics:
         worker.page = MetricsPage(worker.status)
         worker.page.start()
-    log.info("hybrid verified decoding: scope %s, policy version %d", scope, policy.version)
+    version = worker.router.policy.version
+    log.info("hybrid verified decoding: scope %s, policy version %d", scope, version)
     return worker
+
+
+def _decider(
+    settings: WorkerSettings,
+    scope: str,
+    token_classes: NDArray[np.float32],
+    has_model: bool,
+    longest: int,
+    sink: Sink,
+) -> Worker:
+    """A worker without threads: router, admission and interleaver."""
+    policy, life = initial_policy(settings, scope), secrets.token_hex(8)
+
+    def apply(policy: Policy) -> None:
+        router.policy = policy
+
+    admission = Admission(scope, apply, policy)
+    interleaver = Interleaver(
+        _variants(settings, has_model),
+        settings.holdout,
+        admission.held,
+        first_or_counting(scope),
+        life,
+        settings.start == "first",
+    )
+    router = DraftRouter(
+        SuffixCache(settings), policy, token_classes, sink, has_model,
+        model_draft_tokens=settings.model_draft_tokens,
+        costs=LiveCosts(),
+        floor=Floor(has_model) if settings.floor else None,
+        longest=longest,
+        interleaver=interleaver,
+    )  # fmt: skip
+    return Worker(settings, scope, router, admission, interleaver, life)

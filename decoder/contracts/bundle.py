@@ -1,8 +1,8 @@
-"""The policy record, and its form on the wire.
+"""The policy record and its serialised form.
 
-On the wire it is a safetensors file of float32 arrays with a metadata header that holds everything
-else as JSON: self-contained, with probes and a digest. No pickle anywhere. What a policy predicts
-and decides is ``decoder.policy``; :mod:`decoder.policy.probes` reads and writes whole bundles.
+Serialised, it is a safetensors file of float32 arrays whose metadata header holds everything else
+as JSON: self-contained, with probes and a digest, without pickle. ``decoder.policy`` predicts and
+decides with it; :mod:`decoder.policy.probes` reads and writes complete bundles.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_BUNDLE_BYTES: Final = 4 * 1024 * 1024
 
 BUCKET_ENDS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Last draft position (from 1) of each bucket of a survival network's outputs; one more bucket
-holds everything behind."""
+holds all later positions."""
 PROBES: Final = 16
-"""Rows of features a bundle carries with what its maker predicted for them, at most."""
+"""Most probes of a bundle: rows of features, with the outputs that its maker computed for them."""
 BUCKETS: Final = len(BUCKET_ENDS) + 1
 MAX_DRAFT: Final = 512
 """Longest cache draft that can be configured."""
@@ -40,40 +40,39 @@ CHAMPION: Final = "champion"
 TRIAL: Final = "trial"
 FIRST: Final = "first"
 ROLES: Final = (CHAMPION, TRIAL, FIRST)
-"""What a published policy is for: what is served, what is compared with it, and what serves where
-there is nothing else. Part of its key on the topic."""
+"""Roles of a published policy: it serves, is compared with the one that serves, or serves where
+there is no other. Part of its key on the topic."""
 ANY_SCOPE: Final = "any"
-"""Scope of a first policy that names no target and no drafter: it is valid for every scope of its
-feature schema. No policy of another role has it."""
+"""Scope of a first policy that names no target and no drafter, and is valid for every scope of its
+feature schema. Policies of other roles may not have it."""
 NUMBERS_A_TERM: Final = 1_000_000
-"""A publication's number is the term of its publisher's lease times this, and a count."""
+"""A publication's number is the term of its publisher's lease times this, plus a count."""
 LEAP: Final = 1_000_000 * NUMBERS_A_TERM
-"""By how much a publication's number may be above the last: no lease changes hands a million times
-unseen. One that leaps further is nobody's count, and would leave no number for whatever follows."""
+"""Largest accepted increase of a publication's number, a million terms. A larger one is an error,
+and would leave no numbers for later publications."""
 LAST_PUBLICATION: Final = 2**53
 MAX_PROVENANCE: Final = 65_536
 MAX_LAYERS: Final = 16
 _DEPTH: Final = 16
 PARAMETERS: Final = (-1e30, 1e30)
-"""Between these, and neither of them, are the parameters of a policy."""
+"""Bounds of a policy's parameters, exclusive."""
 
 Kind = Literal["frequency", "payoff", "survival"]
 OUTPUTS: Final[dict[str, int]] = {"frequency": 0, "payoff": 1, "survival": BUCKETS}
-"""Numbers the network of each kind predicts."""
+"""Outputs of the network of each kind."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How to choose, valid for one scope and one feature schema.
+    """A policy for choosing drafts, valid for one scope and one feature schema.
 
     ``layers`` are (weight [in, out], bias [out]) float32 pairs of a ReLU network over
-    ``(x - mean) / std``. ``threshold`` is in tokens and belongs to the kinds ``frequency`` (what
-    counting says, with nothing learned) and ``payoff``; what decides for ``survival`` is
-    the rate that a worker achieves, and no bundle brings it. ``use_model`` is false
-    when the learner found the model draft slower than drafting nothing. ``model_payoff`` is the
-    mean accepted length of model drafts when the policy was made. ``publication`` counts what was
-    published for this scope and ``role``; 0 is a policy that never was. ``share`` is the part of
-    its steps that a worker gives to a policy of role ``trial``; of no meaning in another.
+    ``(x - mean) / std``. ``threshold``, in tokens, decides for the kinds ``frequency`` (counting,
+    not trained) and ``payoff``; for ``survival`` the worker's live rate decides. ``use_model`` is
+    false when the learner found model drafts slower than no drafts. ``model_payoff`` is the mean
+    accepted length of model drafts when the policy was trained. ``publication`` numbers the
+    publications for this scope and ``role``; 0: never published. ``share`` is the share of a
+    worker's steps for a policy of role ``trial``, without meaning in other roles.
     """
 
     scope: str
@@ -104,24 +103,24 @@ class Policy:
         if not self.layers:
             return ()
         (weight, bias), *rest = self.layers
-        with np.errstate(all="ignore"):  # a policy that cannot be served is refused by its checks
+        with np.errstate(all="ignore"):  # the checks refuse a policy that overflows
             scaled = weight.astype(np.float64) / self.std.astype(np.float64)[:, None]
             shifted = bias - self.mean.astype(np.float64) @ scaled
         return ((scaled.astype(np.float32), shifted.astype(np.float32)), *rest)
 
     @cached_property
     def flat(self) -> tuple[FloatArray, NDArray[np.int64]]:
-        """:attr:`folded` in one row, each weight before its bias, and the widths on the way."""
+        """:attr:`folded` as one row, each weight before its bias, and the widths of the layers."""
         parts = [part.ravel() for layer in self.folded for part in layer]
         widths = [len(self.folded[0][0]), *(len(bias) for _, bias in self.folded)]
         return np.concatenate(parts), np.array(widths, np.int64)
 
     @cached_property
     def digest(self) -> str:
-        """Identity of what it decides, over kind, parameters and weights (SHA-256, hexadecimal).
+        """Identity of its decisions: SHA-256 of kind, parameters and weights, hexadecimal.
 
-        The same for policies of any name, version, publication, role and provenance that choose the
-        same; a threshold counts where one decides.
+        Independent of version, publication, role and provenance. The threshold is included where it
+        decides.
         """
         threshold = 0.0 if self.kind == "survival" else float(self.threshold)
         sha = hashlib.sha256(f"{self.kind} {threshold} {self.use_model}".encode())
@@ -131,13 +130,14 @@ class Policy:
 
     @property
     def parameter_name(self) -> str:
-        """What decides: of a survival policy the worker's live ``rate``, else ``threshold``."""
+        """The decision parameter: ``rate`` (the worker's, live) for ``survival``, else
+        ``threshold``."""
         return "rate" if self.kind == "survival" else "threshold"
 
 
 def frequency_policy(scope: str, threshold: float = 2.0) -> Policy:
-    """Verify the cache draft when its counted score reaches ``threshold``: what needs no training,
-    and what every learned policy is compared with."""
+    """The baseline, which needs no training: verify a cache draft whose counted score reaches
+    ``threshold``."""
     return Policy(scope=scope, version=0, threshold=threshold, kind="frequency")
 
 
@@ -146,7 +146,7 @@ Word = Annotated[str, StringConstraints(max_length=256)]
 
 
 class Header(BaseModel):
-    """What a bundle says beside its arrays, as JSON in the metadata ``policy`` of its file."""
+    """A bundle's fields except its arrays, as JSON under ``policy`` in the file's metadata."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -168,22 +168,22 @@ def pack(policy: Policy, probe_outputs: FloatArray) -> bytes:
     """``policy`` as a safetensors file, with a digest over arrays and header.
 
     Args:
-        probe_outputs: float32 [probes], what it predicts for its ``probe_inputs``.
+        probe_outputs: float32 [probes], its outputs for its ``probe_inputs``.
     """
-    told = {name: getattr(policy, name) for name in Header.model_fields if name != "contract"}
-    if not policy.share:  # as before there were trials, so that digests stay what they were
-        del told["share"]
-    header = json.dumps({"contract": CONTRACT, **told}, sort_keys=True)
+    fields = {name: getattr(policy, name) for name in Header.model_fields if name != "contract"}
+    if not policy.share:  # absent, as in earlier releases, so that digests stay the same
+        del fields["share"]
+    header = json.dumps({"contract": CONTRACT, **fields}, sort_keys=True)
     arrays = {"mean": policy.mean, "std": policy.std, "probe_inputs": policy.probe_inputs}
     arrays["probe_outputs"] = probe_outputs
     for index, (weight, bias) in enumerate(policy.layers):
         arrays[f"layers.{index}.weight"], arrays[f"layers.{index}.bias"] = weight, bias
     arrays = {name: np.ascontiguousarray(a, np.float32) for name, a in arrays.items()}
-    return _settled(save(arrays, metadata={"policy": header, "digest": _digest(arrays, header)}))
+    return _canonical(save(arrays, metadata={"policy": header, "digest": _digest(arrays, header)}))
 
 
-def _settled(data: bytes) -> bytes:
-    """A safetensors file with its header in one order, which its writer draws by lot."""
+def _canonical(data: bytes) -> bytes:
+    """A safetensors file with its header sorted; the library writes it in random order."""
     size = int.from_bytes(data[:8], "little")
     header = json.dumps(
         json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":"), ensure_ascii=False
@@ -195,7 +195,7 @@ def unpack(data: bytes) -> tuple[Policy, FloatArray]:
     """Read and check a bundle, whatever its bytes.
 
     Returns:
-        the policy, and the outputs [probes] that its maker saw for its ``probe_inputs``.
+        the policy, and the outputs [probes] that its maker computed for its ``probe_inputs``.
 
     Raises:
         PolicyRefused: with a ``reason``: damaged or truncated, another contract, digest, dtype or
@@ -261,7 +261,7 @@ def _digest(arrays: Arrays, header: str) -> str:
 
 
 def metadata_of(data: bytes) -> dict[str, str]:
-    """What a safetensors file ``data`` says of itself."""
+    """The metadata of a safetensors file."""
     size = int.from_bytes(data[:8], "little")
     return json.loads(data[8 : 8 + size])["__metadata__"]  # type: ignore[no-any-return]
 
@@ -298,13 +298,13 @@ def _check(policy: Policy) -> None:
     if not 0.0 <= policy.share <= 1.0:
         raise PolicyRefused("malformed", f"policy with a share of {policy.share}, not 0 to 1")
     parameters = (policy.threshold, policy.model_payoff)
-    (low, high), kept = PARAMETERS, (policy.std > 0).all()
-    if not (finite and kept and all(low < p < high for p in parameters)):
+    (low, high), positive = PARAMETERS, (policy.std > 0).all()
+    if not (finite and positive and all(low < p < high for p in parameters)):
         raise PolicyRefused("nonfinite", "policy holds numbers that are not finite")
 
 
 def _check_probes(policy: Policy, outputs: FloatArray) -> None:
-    """Probes are drafts that may exist, and a network brings at least one."""
+    """Refuse probes that no draft can have, and a network without probes."""
     inputs = policy.probe_inputs
     if len(inputs) > PROBES or outputs.shape != (len(inputs),):
         raise PolicyRefused("shape", f"policy has no 0 to {PROBES} probes with an output each")

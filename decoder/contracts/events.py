@@ -1,8 +1,8 @@
-"""Draft events: one row for each decoding cycle, with what was proposed and what became of it.
+"""Draft events: one row for each decoding cycle, with the draft and its outcome.
 
-Rows travel in batches, one batch a Kafka record, as one JSON object in columns: a plain consumer
-reads it with ``json.loads``, and the repeated names and near-equal numbers compress well. Features
-are columns of their own names, null where a cycle had no cache draft.
+A Kafka record is a batch of rows, as one JSON object in columns: a plain consumer reads it with
+``json.loads``, and repeated names and similar numbers compress well. Each feature is a column, null
+where a cycle had no cache draft.
 
 ::
 
@@ -11,11 +11,11 @@ are columns of their own names, null where a cycle had no cache draft.
      "columns": {"number": [...], "accepted": [...], ...},
      "features": {"log_score": [...], ...}}
 
-A record of ``hvd.lessons.v2`` is one of these that holds only what is learned from, and names its
-``source``. What the columns are says :data:`decoder.contracts.fields.FIELDS`.
+A record of ``hvd.lessons.v2`` has the same form: the rows to train on, and their ``source``.
+:data:`decoder.contracts.fields.FIELDS` defines the columns.
 
-No text and no token ids ever enter an event, and names only as pseudonyms: what is not one when it
-comes here leaves as one. Changes within v2 are additive only.
+An event never holds text or token ids. Names are pseudonyms; any other name is pseudonymised here.
+Changes within v2 are additive only.
 """
 
 from __future__ import annotations
@@ -50,23 +50,22 @@ from decoder.contracts.identity import Named, Pseudonyms, is_pseudonym, is_reada
 CONTRACT: Final = "hvd.drafts.v2"
 
 Arm = str
-"""``cache``, ``model``, ``none``; readers keep arms that they do not know."""
+"""``cache``, ``model``, ``none``; readers keep unknown arms."""
 
 FEATURE_LIMIT: Final = 1e9
 DECIMALS: Final = 5
-"""Of features on the topic."""
+"""Decimals of features on the topic."""
 PSEUDONYMISED: Final[tuple[Named, ...]] = ("request", "tenant", "session", "workload")
-"""Columns of names, which leave as pseudonyms."""
-_STRANGERS: Final = Pseudonyms()
-"""Stands in where a name came without the pseudonym that the operator's key would give it."""
+"""Columns of names, which are sent as pseudonyms."""
+_FALLBACK: Final = Pseudonyms()
+"""For names that were not pseudonymised with the operator's key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where records come from: ``life`` is a random id of the worker's process.
+    """The worker that a record comes from; ``life`` is a random id of its process (incarnation).
 
-    ``target`` and ``drafter`` are what a person calls the models; "" where a worker does not say,
-    or has no drafter.
+    ``target`` and ``drafter`` are readable names of the models; "" where there is none.
     """
 
     scope: str
@@ -78,8 +77,8 @@ class Origin:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a record of lessons comes from: the place of the record of drafts that holds them, and
-    of which share of the requests it holds what is learned from."""
+    """The origin of a record of lessons: partition and offset of the record of drafts, and the
+    share of requests that was sampled for training."""
 
     partition: Annotated[int, Field(ge=0, le=2**31 - 1)]
     offset: Annotated[int, Field(ge=0, le=2**53)]
@@ -91,9 +90,8 @@ class EventBatch:
     """A record of ``n`` events, in columns.
 
     ``numbers`` are integer or float64 arrays [n] by name, -1 where a nullable one is null;
-    ``names`` are the strings, n of them each. ``features`` is float32 [n, features]; its rows mean
-    nothing where ``draft_len`` is 0. ``sequence`` counts the records of this life that the
-    partition held before.
+    ``names`` are lists of n strings. ``features`` is float32 [n, features], undefined where
+    ``draft_len`` is 0. ``sequence`` is the number of earlier records of this life in the partition.
     """
 
     origin: Origin
@@ -114,16 +112,16 @@ class EventBatch:
 
 
 def encode_batch(batch: EventBatch) -> bytes:
-    """One Kafka record value holding ``batch``, of at least one event.
+    """The Kafka record value of ``batch``, which has at least one event.
 
     Raises:
-        EventRefused: an event holds a number out of range or a string that is none; whoever finds
-            out which by halving loses no other.
+        EventRefused: an event holds a number out of range or a malformed string; a caller can
+            isolate it by halving the batch.
     """
     names = dict(batch.names)
     for kind in PSEUDONYMISED:
-        leaving = {name: pseudonymised(kind, name) for name in set(names[kind])}
-        names[kind] = [leaving[name] for name in names[kind]]
+        pseudonyms = {name: pseudonymised(kind, name) for name in set(names[kind])}
+        names[kind] = [pseudonyms[name] for name in names[kind]]
     for field in STRINGS:
         _check_strings(field, names[field.name])
     _check(batch.numbers, batch.features[batch.numbers["draft_len"] > 0])
@@ -156,30 +154,30 @@ def encode_batch(batch: EventBatch) -> bytes:
 
 
 def pseudonymised(kind: Named, name: str) -> str:
-    """``name`` as it may leave: itself, or a pseudonym of no key that anybody holds."""
+    """``name`` where it may be sent as it is, else its pseudonym under a random key."""
     if name == "" or is_pseudonym(name) or (kind == "workload" and is_readable(name)):
         return name
-    return _STRANGERS.of(kind, name)
+    return _FALLBACK.of(kind, name)
 
 
 def _check(numbers: Mapping[str, NDArray[Any]], features: NDArray[Any]) -> None:
-    """Refuse numbers out of range, and rows that contradict themselves.
+    """Refuse numbers out of range, and inconsistent rows.
 
     Args:
         features: [drafts, features], of the rows with a draft.
 
     Raises:
-        EventRefused: the first of them.
+        EventRefused: at the first of them.
     """
     for field in NUMBERS:
         (low, high), column = field.limits, numbers[field.name]
-        # Whole numbers stay so, since 2**53 + 1 is no float; a NaN is in no range.
+        # Integers are compared as integers, since 2**53 + 1 is no float; NaN is in no range.
         if not (low - field.nullable <= column.min().item() and column.max().item() <= high):
             raise EventRefused(
                 f"draft events with a {field.name} outside {low:g}..{high:g}", "range"
             )
     if (numbers["accepted"] > numbers["draft_len"]).any():
-        raise EventRefused("draft events of which more was accepted than proposed", "range")
+        raise EventRefused("draft events with more tokens accepted than proposed", "range")
     if not (np.abs(features) <= FEATURE_LIMIT).all():
         raise EventRefused(
             f"draft events with a feature that is no number within {FEATURE_LIMIT:g}", "range"
@@ -187,12 +185,12 @@ def _check(numbers: Mapping[str, NDArray[Any]], features: NDArray[Any]) -> None:
 
 
 def _check_strings(field: fields.Field, column: list[str]) -> None:
-    said = set(column)
-    if max(map(len, said)) > NAME_LENGTH:
+    values = set(column)
+    if max(map(len, values)) > NAME_LENGTH:
         raise EventRefused(
             f"draft events with a {field.name} of more than {NAME_LENGTH} characters"
         )
-    if field.words and not said <= set(field.words):
+    if field.words and not values <= set(field.words):
         raise EventRefused(f"draft events with a {field.name} that is none of {field.words}")
 
 
@@ -204,12 +202,12 @@ _SOURCE: Final = TypeAdapter[Any](Source)
 
 
 def _source(value: Any) -> Any:
-    """A strict dataclass is made of JSON, and of no dictionary."""
+    """Validate from JSON: pydantic's strict mode makes no dataclass from a dictionary."""
     return value and _SOURCE.validate_json(orjson.dumps(value), strict=True)
 
 
 class DraftRecord(BaseModel):
-    """A record but for what is in its columns, which are checked as arrays.
+    """A record; the values in its columns are checked later, as arrays.
 
     Unknown fields and columns are additive and ignored.
     """
@@ -242,7 +240,7 @@ def decode_batch(value: bytes) -> EventBatch:
     """
     try:
         record = _RECORD.validate_python(_parsed(value))
-        if _may_hold_booleans(value):  # an array would take them for 1 and 0
+        if _may_hold_booleans(value):  # an array would read them as 1 and 0
             _check_booleans(record)
         return _decoded(record)
     except ValidationError as error:
@@ -260,12 +258,12 @@ def _parsed(value: bytes) -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
-        return from_json(value)  # NaN and Infinity, which others write, are refused for their range
+        return from_json(value)  # accepts NaN and Infinity, which the range check refuses
 
 
 def _may_hold_booleans(value: bytes) -> bool:
-    """Whether the letters of ``true`` or ``false`` are there: a tenth of the time of a search for
-    the words, and names alone have them otherwise."""
+    """Whether ``ru`` or ``ls``, of ``true`` and ``false``, occurs: a tenth of the time of a search
+    for the words, and otherwise only names contain them."""
     text = np.frombuffer(value, np.uint8)
     pairs = ((text[:-1] == a) & (text[1:] == b) for a, b in (b"ru", b"ls"))
     return any(pair.any() for pair in pairs)
@@ -306,9 +304,9 @@ def _decoded(record: DraftRecord) -> EventBatch:
 
 
 def _check_record(record: DraftRecord) -> None:
-    """Refuse a record that is not of this schema, or of no worker."""
+    """Refuse a record of another schema, or of no single scope."""
     if record.scope == ANY_SCOPE:
-        raise EventRefused("draft events of no scope: a worker has one of its own", "range")
+        raise EventRefused(f"draft events of scope {ANY_SCOPE}: a worker has its own", "range")
     if record.schema_id != SCHEMA_ID:
         if not _types(record.features) <= _FEATURE:
             raise EventRefused("draft events with a feature that is no number")
@@ -323,7 +321,7 @@ def _array(field: fields.Field, column: list[Any]) -> NDArray[Any]:
     """``column`` as numbers.
 
     Raises:
-        TypeError, OverflowError: it holds something else.
+        TypeError, OverflowError: a value is no such number.
     """
     code = "q" if field.kind == "integer" else "d"
     if not field.nullable:
@@ -337,15 +335,15 @@ def _array(field: fields.Field, column: list[Any]) -> NDArray[Any]:
 
 
 def _features(record: DraftRecord, numbers: Mapping[str, NDArray[Any]]) -> FloatArray:
-    """Float32 [n, features], NaN without a draft, where all are null, and only there. Checks
-    ``numbers`` as well."""
+    """Float32 [n, features], NaN in rows without a draft, in which all must be null. Also checks
+    ``numbers``."""
     drafted = numbers["draft_len"] > 0
     columns = [record.features[name] for name in FEATURES]
     mask, nulls = drafted.tolist(), record.rows - np.count_nonzero(drafted)
     try:
         values = array("d", list(chain.from_iterable(compress(each, mask) for each in columns)))
         if any(each.count(None) != nulls for each in columns):
-            raise TypeError("some are of no draft")
+            raise TypeError("a row without a draft has some")
     except TypeError as error:
         reason = "range" if _types(record.features) <= _FEATURE else "malformed"
         raise EventRefused(f"draft events with wrong features: {error}", reason) from error

@@ -1,10 +1,10 @@
-"""The feature vector of a cache draft: names, order, units, and the id that stands for them.
+"""The feature vector of a cache draft: names, order, units, and schema id.
 
-Begins with Table 9 of the Hybrid Verified Decoding paper and adds what an ablation on recorded
-agent traffic found worth its microseconds: what a request's own text and its key's outputs say and
-where they agree, how fast this request's payoffs change, and a memory of payoffs in like contexts.
-Everything is known before the draft is verified. Lengths that spread over orders of magnitude enter
-as ``log1p`` of tokens; shares and chances are in 0..1.
+It begins with Table 9 of the Hybrid Verified Decoding paper. Added are features that an ablation on
+recorded agent traffic found worth their microseconds: both drafts (from the request's own text and
+from its key's outputs) and their agreement, payoffs over two time scales, and a memory of payoffs
+in similar contexts. All are known before the draft is verified. Lengths that span orders of
+magnitude enter as ``log1p`` of tokens; shares and probabilities are in 0..1.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ RECENT: Final = 8
 """Resolved cache drafts remembered for the history features."""
 
 MEMORY_KEYS: Final = ("draft", "context", "joint")
-"""What the payoff memory is asked by: the draft's first eight tokens, the last two tokens of
-context, and the last of these with the draft's first. Of twelve keys tried the best three."""
+"""Keys of the payoff memory: the draft's first eight tokens, the last two tokens of context, and
+the last token of context with the draft's first. The best three of twelve keys tried."""
 
 LOGGED: Final = (
     "log_score",
@@ -44,7 +44,7 @@ LOGGED: Final = (
     "log_agreement",  # tokens on which both texts' drafts begin alike
     "log_prompt_len",
     "log_generated_len",
-    "log_since_break",  # tokens committed since a cache draft last broke off
+    "log_since_break",  # tokens committed since a cache draft was last rejected
 )
 """Features that are the ``log1p`` of a count; they come first."""
 
@@ -56,7 +56,7 @@ FEATURES: Final = (
     "draft_len",  # tokens proposed
     "score_share",  # score / draft_len
     "last_prob",  # counted probability that the whole draft survives
-    "prob_1",  # the same through its 1st, 2nd, 4th, 8th, 16th token; 0 behind its end
+    "prob_1",  # the same up to its 1st, 2nd, 4th, 8th, 16th token; 0 beyond its end
     "prob_2",
     "prob_4",
     "prob_8",
@@ -89,12 +89,12 @@ FEATURES: Final = (
 )
 NUM_FEATURES: Final = len(FEATURES)
 SCHEMA_ID: Final = "hvd.features.v2-" + hashlib.sha256("\n".join(FEATURES).encode()).hexdigest()[:8]
-"""Names the exact list, order and version; a policy trained on another schema is refused."""
+"""Identifies list, order and version; a policy trained on another schema is refused."""
 
 RECALLED: Final = np.dtype(
     [("log_payoff", "f4"), ("share", "f4"), ("log_weight", "f4")], align=True
 )
-"""What the payoff memory knows of one key."""
+"""An entry of the payoff memory."""
 _FAMILIES: Final = {
     "probs": ("prob_1", "f4", 5),
     "payoffs": ("payoff_last", "f4", 3),
@@ -112,5 +112,5 @@ FEATURE_ROW: Final = np.dtype(
     },
     align=True,
 )
-"""The features of a draft by name, and families of them as sub-arrays: the same memory as a row of
-the float32 matrix [n, features] that networks read."""
+"""A draft's features by name, and families of them as sub-arrays. The same memory is a row of the
+float32 matrix [n, features] that networks read."""

@@ -1,4 +1,4 @@
-"""Addresses of this machine: no proxy is asked for them, whatever the environment says."""
+"""Loopback addresses: requests to this machine use no proxy, whatever the environment sets."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 _HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _VARIABLES: Final = ("no_proxy", "NO_PROXY")
-"""Both are set: of two that differ, clients read one or the other."""
+"""Both are set, since clients differ in which they read."""
 
 
 def is_loopback(url: str) -> bool:
-    """Whether ``url`` leads to this machine; False for what is no URL."""
+    """Whether ``url`` names this machine; False where it is no URL."""
     with suppress(ValueError):
         host = urlsplit(url).hostname or ""
         return host == "localhost" or ip_address(host).is_loopback
@@ -22,7 +22,7 @@ def is_loopback(url: str) -> bool:
 
 
 def exempt(environment: MutableMapping[str, str]) -> None:
-    """Let clients that read ``environment``, which is mutated, ask this machine without a proxy."""
+    """Exempt this machine from proxies, for clients that read ``environment``. Mutates it."""
     listed = ",".join(environment.get(name, "") for name in _VARIABLES).split(",")
     hosts = dict.fromkeys([*filter(None, map(str.strip, listed)), *_HOSTS])
     environment.update(dict.fromkeys(_VARIABLES, "*" if "*" in hosts else ",".join(hosts)))

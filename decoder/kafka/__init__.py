@@ -1,4 +1,4 @@
-"""Every Kafka client is opened here, for workers, learner and commands, and nowhere else.
+"""Kafka clients: the only place that opens one, for workers, learner and commands.
 
-What is said to a broker (topics, records) is in ``decoder.contracts``; here is how it is reached.
+Topics and records are in ``decoder.contracts``.
 """

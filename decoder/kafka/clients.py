@@ -1,4 +1,4 @@
-"""Consumers, producers and admin clients, opened alike: addresses, security, names, patience."""
+"""Consumers, producers and admin clients with common addresses, security, names and timeouts."""
 
 from __future__ import annotations
 
@@ -18,49 +18,48 @@ from decoder.kafka.tokens import Tokens
 from decoder.limited_log import LimitedLog
 
 AWAY: Final[tuple[type[Exception], ...]] = (KafkaError, OSError)
-"""What a client raises while its broker is away, or refuses."""
+"""Errors that a client raises while its broker is unreachable, or refuses."""
 CONNECT_MS: Final = 2_000
 ONE_AT_A_TIME: Final = {
     "enable_idempotence": False,
     "max_in_flight_requests_per_connection": 1,
 }
-"""Of a producer that keeps its order and lives through a refusal: an idempotent one of kafka-python
-(3.0.12) sends nothing any more after an error that is final for one record, and for that its
-readers must not mind a record that comes twice."""
+"""Options of a producer that keeps its order and survives a refused record. After an error that is
+final for one record, an idempotent producer of kafka-python (3.0.12) sends nothing any more. In
+exchange, readers must tolerate duplicates."""
 BRIEF: Final = {
     "bootstrap_timeout_ms": 1_000,
-    "max_block_ms": 200,  # what waits longer is worth less than its sender's time
+    "max_block_ms": 200,  # blocking the sender for longer costs more than the record is worth
     "delivery_timeout_ms": 5_000,
     "request_timeout_ms": 3_000,
 }
-"""Patience with what can be done without."""
+"""Timeouts of a producer whose records are dispensable."""
 ANSWER_MS: Final = 20
-"""Milliseconds given to a fetch under way. A reader that found nothing waits outside the client:
-where a broker answers an empty fetch at once instead of holding it, the client asks again at once,
-and in a worker such a thread takes the interpreter from decoding (measured: two thirds of a
-core)."""
+"""Poll timeout. A reader that received nothing waits outside the client: where a broker answers an
+empty fetch at once instead of holding it, the client fetches again at once, and in a worker that
+thread would hold the interpreter's lock (measured: two thirds of a core)."""
 GLANCE_MS: Final = 2
-"""The same where nothing came the last time: time enough to send a fetch or to take an answer. With
-none at all kafka-python (3.0.12) needs several calls for either."""
+"""Poll timeout after an empty poll: enough to send a fetch or to receive an answer. With 0,
+kafka-python (3.0.12) needs several calls for either."""
 
 METADATA_MS: Final = 30_000
-"""How old a client's list of partitions may be: in Kafka's own 300,000 ms, a reader misses what is
-written to a partition that was added for five minutes."""
+"""Maximal age of a client's list of partitions. With Kafka's default of 300,000 ms, a reader misses
+the records of an added partition for five minutes."""
 PASSING_S: Final = 0.5
-"""Given to what cannot be unpacked before the reader has its turn."""
+"""Longest time in which unreadable batches are skipped before :func:`fetch` returns."""
 CLOSE_S: Final = 2.0
-"""Given to a producer that is left, for what nobody waited for."""
+"""Timeout of a producer's close, for records that are not acknowledged yet."""
 LISTENS_S: Final = 5.0
-"""Given to each address to accept a connection."""
+"""Connection timeout of each address."""
 
 _limited_log: Final = LimitedLog()
 
 
 class Network(KafkaNetClient):  # type: ignore[misc]
-    """What a client is connected by; once closed it holds no socket.
+    """A client's connections; once closed, they hold no socket.
 
-    Where a request is half written, kafka-python (3.0.12) leaves the socket open until the rest is
-    sent, and then sends no more.
+    kafka-python (3.0.12) leaves a socket with a half-written request open until the rest is sent,
+    which never happens.
     """
 
     def close(self, node_id: Any = None) -> None:
@@ -75,49 +74,49 @@ class Network(KafkaNetClient):  # type: ignore[misc]
 
 
 def open_consumer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
-    """A consumer of no group: it takes records from nobody, commits nothing and makes no topic.
+    """A consumer without a group: it commits nothing and creates no topic.
 
     Args:
-        purpose: what it reads for; the broker sees it in the client's name.
-        options: kafka-python's own, in the place of what stands here.
+        purpose: part of the client's name, which the broker sees.
+        options: of kafka-python; they replace the defaults here.
 
     Raises:
-        KafkaError, OSError: the broker is away.
+        KafkaError, OSError: the broker is unreachable.
     """
-    usual = {
+    defaults = {
         "group_id": None,
         "enable_auto_commit": False,
         "auto_offset_reset": "earliest",
         "allow_auto_create_topics": False,
         "bootstrap_timeout_ms": CONNECT_MS,
     }
-    consumer = _open(KafkaConsumer, kafka, purpose, usual | options)
-    consumer._fetcher.__class__ = SoundFetcher  # the client has no other way to be given one
+    consumer = _open(KafkaConsumer, kafka, purpose, defaults | options)
+    consumer._fetcher.__class__ = SoundFetcher  # the client offers no other way to replace it
     return consumer
 
 
 def open_producer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
     """A producer that waits for all replicas; arguments and errors as :func:`open_consumer`."""
-    usual = {"acks": "all", "bootstrap_timeout_ms": CONNECT_MS}
-    return _open(KafkaProducer, kafka, purpose, usual | options)
+    defaults = {"acks": "all", "bootstrap_timeout_ms": CONNECT_MS}
+    return _open(KafkaProducer, kafka, purpose, defaults | options)
 
 
 def open_brief_producer(kafka: KafkaSettings, purpose: str) -> Any:
-    """A producer for what can be done without: it gives up soon and never sends twice."""
+    """A producer for dispensable records: it gives up soon and never sends twice."""
     return open_producer(kafka, purpose, acks=1, enable_idempotence=False, **BRIEF)
 
 
 def open_admin(kafka: KafkaSettings, purpose: str, timeout_ms: int) -> Any:
     """An admin client; raises as :func:`open_consumer`."""
-    patience = {"request_timeout_ms": timeout_ms, "bootstrap_timeout_ms": timeout_ms}
-    return _open(KafkaAdminClient, kafka, purpose, patience)
+    timeouts = {"request_timeout_ms": timeout_ms, "bootstrap_timeout_ms": timeout_ms}
+    return _open(KafkaAdminClient, kafka, purpose, timeouts)
 
 
 def _open(kind: Any, kafka: KafkaSettings, purpose: str, options: dict[str, Any]) -> Any:
-    """Open a client; of one that finds no broker nothing is left behind.
+    """Open a client; where no broker answers, close its connections.
 
-    kafka-python leaves the thread and the sockets of such a client: in an outage a process that
-    tries again would run out of both.
+    kafka-python leaks the thread and the sockets of such a client, and a process that retries
+    during an outage would run out of both.
     """
     opened: list[Network] = []
 
@@ -140,9 +139,9 @@ def _open(kind: Any, kafka: KafkaSettings, purpose: str, options: dict[str, Any]
 
 
 def close(client: Any) -> None:
-    """Leave the broker; never raises, since what is closed may be what failed. None is no client.
+    """Close a client, or None. Never raises, since the client may be the one that failed.
 
-    Everything that matters was acknowledged before: a producer waits ``CLOSE_S`` for the rest.
+    Important records were acknowledged before; a producer waits ``CLOSE_S`` for others.
     """
     with contextlib.suppress(Exception):
         if isinstance(client, KafkaProducer):
@@ -155,8 +154,8 @@ def places_of(consumer: Any, topic: str) -> list[TopicPartition]:
     """The partitions of ``topic``.
 
     Raises:
-        UnknownTopicOrPartitionError: it is not there (yet).
-        KafkaError, OSError: the broker is away.
+        UnknownTopicOrPartitionError: it does not exist (yet).
+        KafkaError, OSError: the broker is unreachable.
     """
     partitions = consumer.partitions_for_topic(topic)
     if not partitions:
@@ -165,33 +164,34 @@ def places_of(consumer: Any, topic: str) -> list[TopicPartition]:
 
 
 def layout_of(consumer: Any, topic: str) -> tuple[Any, list[TopicPartition]]:
-    """Id and partitions of ``topic``, which ``consumer`` reads, by metadata that is
-    ``METADATA_MS`` old at most; asks no broker. The id is None where brokers have none.
+    """Id and partitions of ``topic``, which ``consumer`` reads, from cached metadata at most
+    ``METADATA_MS`` old. The id is None where brokers have none.
 
     Raises:
-        UnknownTopicOrPartitionError: it is gone.
+        UnknownTopicOrPartitionError: it was deleted.
     """
-    cluster = consumer._cluster  # partitions_for_topic asks for what is gone, without a time limit
-    partitions = cluster.partitions_for_topic(topic)
+    # consumer.partitions_for_topic would ask for a deleted topic, without a timeout
+    partitions = consumer._cluster.partitions_for_topic(topic)
     if not partitions:
         raise UnknownTopicOrPartitionError(topic)
     places = [TopicPartition(topic, partition) for partition in sorted(partitions)]
-    return cluster.topic_id(topic), places
+    return consumer._cluster.topic_id(topic), places
 
 
 def offsets(
     ask: Callable[..., dict[TopicPartition, int]],
     places: Collection[TopicPartition],
-    **patience: int,
+    **timeout: int,
 ) -> dict[TopicPartition, int]:
-    """What a consumer's ``beginning_offsets`` or ``end_offsets`` answers for ``places``.
+    """Offsets of the partitions ``places`` by ``ask``, a consumer's ``beginning_offsets`` or
+    ``end_offsets``.
 
     Raises:
-        KafkaError, OSError: the broker is away, or one of the partitions has no leader.
+        KafkaError, OSError: the broker is unreachable, or a partition has no leader.
     """
     try:
-        return ask(places, **patience)
-    except KeyError as error:  # the client (3.0.12) trips over a partition without an answer
+        return ask(places, **timeout)
+    except KeyError as error:  # the client (3.0.12) raises it for a partition without an answer
         raise LeaderNotAvailableError(f"of {error}") from error
 
 
@@ -200,12 +200,12 @@ def fetch(
     answer_ms: int = ANSWER_MS,
     passed: Callable[[Unreadable], None] = lambda batch: None,
 ) -> list[Any]:
-    """Records that have come, each partition's in order; none where nothing came in time.
+    """Records received within ``answer_ms``, in order within a partition.
 
-    A batch that cannot be unpacked is passed over, said in the log, and told to ``passed``.
+    A batch that cannot be decompressed is skipped, logged, and given to ``passed``.
 
     Raises:
-        KafkaError, OSError: the broker is away.
+        KafkaError, OSError: the broker is unreachable.
     """
     began = time.monotonic()
     while True:
@@ -215,21 +215,19 @@ def fetch(
         except Unreadable as batch:
             consumer.seek(batch.place, batch.upto)
             _limited_log.warning(
-                f"topic {batch.place.topic} holds what cannot be unpacked and is passed over: "
-                "%s: %r",
+                f"topic {batch.place.topic} holds an unreadable batch, which is skipped: %s: %r",
                 batch, batch.__cause__,
             )  # fmt: skip
             passed(batch)
             if time.monotonic() - began > PASSING_S:
                 return []
-            answer_ms = max(answer_ms, ANSWER_MS)  # to what is asked for now
+            answer_ms = max(answer_ms, ANSWER_MS)  # for the fetch that begins now
     return [record for records in polled.values() for record in records]
 
 
 def listens(kafka: KafkaSettings) -> bool:
-    """Whether one of the addresses accepts connections: asked before a client is made, which would
-    keep trying for seconds, and leave its sockets behind.
-    """
+    """Whether one of the addresses accepts connections. Checked before a client is made, which
+    would try for seconds and leak its sockets."""
     for address in kafka.bootstrap_servers.split(","):
         host, _, port = address.strip().rpartition(":")
         try:

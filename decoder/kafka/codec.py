@@ -1,8 +1,8 @@
-"""Codec of record batches: none of them, whatever its bytes, stops its reader.
+"""Codec of record batches that survives malformed input: no batch stops its reader.
 
-kafka-python (3.0.12) raises whatever its decompressors do (of a broken gzip an OSError, as of a
-broker that is away), forgets which batch it was, gives nothing for ever where it failed once, and
-takes as much memory as a batch asks for. Layout: ``DefaultRecordBatch`` of Apache Kafka.
+kafka-python (3.0.12) raises its decompressors' errors (for a broken gzip an OSError, as for an
+unreachable broker) without naming the batch, returns nothing any more after one, and allocates as
+much memory as a batch declares. Layout: ``DefaultRecordBatch`` of Apache Kafka.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import calc_crc32c, decode_varint
 
 MOST_BYTES: Final = 16 << 20
-"""Of a batch without its compression: some times what clients gather, and no bomb."""
+"""Most bytes of a decompressed batch: several times what clients gather, but no bomb."""
 MOST_HEADERS: Final = 1_000
-"""Of a record, which has five at most."""
+"""Most headers of a record; valid ones have five at most."""
 LATEST_MS: Final = 2**36 * 1_000
-"""The latest stamp that is handed on, of the year 4147; the earliest is 0. Clients write anything,
-microseconds too, and a date has an end."""
+"""Latest timestamp, in the year 4147; the earliest is 0. Others are clamped: clients write
+anything, such as microseconds, and dates are bounded."""
 _OVERHEAD: Final = 12  # offset and length
 _HEADER: Final = DefaultRecordBatch.HEADER_STRUCT
 _XERIAL: Final = b"\x82SNAPPY\0"
@@ -36,8 +36,8 @@ _XERIAL_HEADER: Final = 16
 
 
 class Unreadable(Exception):
-    """A batch that cannot be unpacked, as ``__cause__`` has it: records of ``place`` from
-    ``offset`` up to ``upto``, where the next batch begins."""
+    """A batch that cannot be read, for the reason in ``__cause__``: records of partition ``place``
+    from ``offset`` up to ``upto``, where the next batch begins."""
 
     def __init__(self, place: TopicPartition, offset: int, upto: int) -> None:
         super().__init__(f"partition {place.partition}, offset {offset}, {upto - offset} records")
@@ -45,9 +45,8 @@ class Unreadable(Exception):
 
 
 class SoundFetcher(Fetcher):  # type: ignore[misc]
-    """A fetcher that raises :class:`Unreadable`, once a batch, and goes on behind it when asked.
-
-    A batch is handed on up to the first record that cannot be read.
+    """A fetcher that raises :class:`Unreadable` once for each such batch, and can continue after
+    it. Records before the first unreadable one are returned.
     """
 
     def _parse_fetched_data(self, completed_fetch: Any) -> Any:
@@ -56,10 +55,10 @@ class SoundFetcher(Fetcher):  # type: ignore[misc]
             data.records = _framed(bytes(data.records))
         try:
             parsed = super()._parse_fetched_data(completed_fetch)
-        except CorruptRecordError as error:  # what lies on the broker's disk is damaged
+        except CorruptRecordError as error:  # the data on the broker's disk is damaged
             offset, state = completed_fetch.fetched_offset, self._subscriptions.assignment[place]
             if state.position.offset != offset:
-                return None  # it was asked before the reader went elsewhere
+                return None  # fetched before the reader moved to another offset
             if state.highwater is None or offset >= state.highwater:
                 raise
             raise Unreadable(place, offset, offset + 1) from error
@@ -68,7 +67,7 @@ class SoundFetcher(Fetcher):  # type: ignore[misc]
         return parsed
 
     class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
-        """Records of one fetch; ``end`` is the offset behind the partition's last, or -1."""
+        """Records of one fetch; ``end`` is the end offset of the partition, or -1."""
 
         end = -1
 
@@ -76,12 +75,12 @@ class SoundFetcher(Fetcher):  # type: ignore[misc]
             """At most ``n`` records.
 
             Raises:
-                Unreadable: the next batch cannot be unpacked.
+                Unreadable: the next batch cannot be read.
             """
             try:
                 return super().take(n)  # type: ignore[no-any-return]
             except Unreadable:
-                self.drain()  # asked again, it would give nothing for ever
+                self.drain()  # else it would return nothing any more
                 raise
 
         def _unpack_records(self, tp: TopicPartition, records: Any, *_: object) -> Iterator[Any]:
@@ -90,12 +89,12 @@ class SoundFetcher(Fetcher):  # type: ignore[misc]
                 (length,) = struct.unpack_from(">i", data, at + 8)
                 after = at + _OVERHEAD + length
                 if after > len(data):
-                    break  # the rest comes with the next fetch
+                    break  # the next fetch has all of it
                 try:
                     yield from self._records_of(tp, data[at:after])
                 except Exception as error:
                     offset = max(self.next_fetch_offset, self.fetch_offset)
-                    raise Unreadable(tp, offset, self._behind(data, at, after, offset)) from error
+                    raise Unreadable(tp, offset, self._next(data, at, after, offset)) from error
                 at = after
             self.drain()
 
@@ -106,9 +105,9 @@ class SoundFetcher(Fetcher):  # type: ignore[misc]
             if magic != 2:
                 raise CorruptRecordError(f"a batch of format {magic}")
             if calc_crc32c(memoryview(batch)[DefaultRecordBatch.ATTRIBUTES_OFFSET :]) != crc:
-                raise CorruptRecordError("its sum is wrong")
+                raise CorruptRecordError("its checksum is wrong")
             if last < 0:
-                raise CorruptRecordError(f"its last offset is {last} behind its first")
+                raise CorruptRecordError(f"its last offset delta is {last}")
             self.leader_epoch = epoch
             if not attributes & DefaultRecordBatch.CONTROL_MASK:
                 data = unpacked(attributes & DefaultRecordBatch.CODEC_MASK, batch[_HEADER.size :])
@@ -130,21 +129,21 @@ class SoundFetcher(Fetcher):  # type: ignore[misc]
             # compaction may have removed the last records
             self.next_fetch_offset = max(base + last + 1, self.fetch_offset)
 
-        def _behind(self, data: bytes, at: int, after: int, offset: int) -> int:
-            """Where the batch behind the one at ``at`` begins, as its header, which may be what is
-            damaged, and the next one say: at ``offset`` itself only where some of it was read."""
-            said, least = [], max(offset, self.fetch_offset + 1)
+        def _next(self, data: bytes, at: int, after: int, offset: int) -> int:
+            """Offset of the batch after the one at ``at``, by the headers of both, which may be
+            damaged too. It is ``offset`` only where some records were read."""
+            candidates, least = [], max(offset, self.fetch_offset + 1)
             if len(data) - at >= _HEADER.size:
                 header = _HEADER.unpack_from(data, at)
-                said.append(header[0] + header[6] + 1)
+                candidates.append(header[0] + header[6] + 1)
             if after > at and len(data) - after >= _OVERHEAD:
-                said += struct.unpack_from(">q", data, after)
-            return min((each for each in said if least <= each <= self.end), default=offset + 1)
+                candidates += struct.unpack_from(">q", data, after)
+            return min((n for n in candidates if least <= n <= self.end), default=offset + 1)
 
 
 def _framed(data: bytes) -> bytes:
-    """``data`` as a fetch brought it, with a length of its first batch that the client accepts:
-    where that is damaged, the batch is taken to be all there is."""
+    """The ``data`` of a fetch, with a length of its first batch that the client accepts: where that
+    is damaged, all of it is one batch."""
     length = int.from_bytes(data[8:_OVERHEAD], "big", signed=True)
     if len(data) >= _HEADER.size and 0 < length <= len(data) - _OVERHEAD:
         return data
@@ -153,33 +152,33 @@ def _framed(data: bytes) -> bytes:
 
 
 def unpacked(codec: int, data: bytes) -> bytes:
-    """``data`` without its compression.
+    """``data``, decompressed.
 
     Raises:
-        Exception: it is damaged, holds more than ``MOST_BYTES``, or ``codec`` is none of Kafka's.
+        Exception: it is damaged, holds more than ``MOST_BYTES``, or ``codec`` is unknown.
     """
     most = MOST_BYTES + 1
     if codec == DefaultRecordBatch.CODEC_NONE:
         return data
     if codec == DefaultRecordBatch.CODEC_GZIP:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            found = file.read(most)
+            content = file.read(most)
     elif codec == DefaultRecordBatch.CODEC_SNAPPY:
-        found = b"".join(_unsnapped(data))
+        content = b"".join(_snappy_blocks(data))
     elif codec == DefaultRecordBatch.CODEC_LZ4:
-        found = lz4.frame.LZ4FrameDecompressor().decompress(data, most)
+        content = lz4.frame.LZ4FrameDecompressor().decompress(data, most)
     elif codec == DefaultRecordBatch.CODEC_ZSTD:
         with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
-            found = reader.read(most)
+            content = reader.read(most)
     else:
         raise UnsupportedCodecError(f"compression {codec}")
-    if len(found) >= most:
-        raise CorruptRecordError(f"more than {MOST_BYTES} bytes without its compression")
-    return found
+    if len(content) >= most:
+        raise CorruptRecordError(f"more than {MOST_BYTES} bytes decompressed")
+    return content
 
 
-def _unsnapped(data: bytes) -> Iterator[bytes]:
-    """The blocks of Java's framing, or the one block that stands without any."""
+def _snappy_blocks(data: bytes) -> Iterator[bytes]:
+    """The decompressed blocks of Java's framing, or the single block without framing."""
     left, at = MOST_BYTES, _XERIAL_HEADER
     framed = data.startswith(_XERIAL)
     while at < len(data) if framed else at == _XERIAL_HEADER:
@@ -188,39 +187,39 @@ def _unsnapped(data: bytes) -> Iterator[bytes]:
             (size,) = struct.unpack_from(">i", data, at)
             block = data[at + 4 : at + 4 + size] if size > 0 else b""
             at += 4
-        declared = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(_lead(block)))
+        declared = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(_length_varint(block)))
         left -= declared
         if left < 0:
-            raise CorruptRecordError(f"more than {MOST_BYTES} bytes without its compression")
+            raise CorruptRecordError(f"more than {MOST_BYTES} bytes decompressed")
         yield snappy.uncompress(block)
         at += len(block)
 
 
-def _lead(block: bytes) -> bytes:
-    """The bytes of the number that a block of snappy begins with: its length when uncompressed."""
-    for place, byte in enumerate(block[:5]):
+def _length_varint(block: bytes) -> bytes:
+    """The varint at the start of a snappy block, its decompressed length."""
+    for i, byte in enumerate(block[:5]):
         if byte < 0x80:
-            return block[: place + 1]
-    raise CorruptRecordError("a block of snappy without its length")
+            return block[: i + 1]
+    raise CorruptRecordError("a snappy block without its length")
 
 
 def _parsed(data: bytes, count: int) -> Iterator[tuple[Any, ...]]:
-    """The ``count`` records of a batch: time and offset beyond its first, key, value, headers and
-    size in bytes.
+    """The ``count`` records of a batch: deltas of time and offset, key, value, headers and size in
+    bytes.
 
     Raises:
-        CorruptRecordError, IndexError, ValueError: they are not what their lengths say.
+        CorruptRecordError, IndexError, ValueError: they contradict their lengths.
     """
     at = 0
 
-    def number() -> int:
+    def varint() -> int:
         nonlocal at
-        found, at = decode_varint(data, at)
-        return int(found)
+        value, at = decode_varint(data, at)
+        return int(value)
 
-    def piece() -> bytes | None:
+    def field() -> bytes | None:
         nonlocal at
-        size = number()
+        size = varint()
         if size < 0:
             return None
         if at + size > len(data):
@@ -229,15 +228,15 @@ def _parsed(data: bytes, count: int) -> Iterator[tuple[Any, ...]]:
         return data[at - size : at]
 
     for _ in range(count):
-        size = number()
-        begins = at
-        at += 1  # attributes, of which there are none
-        late, delta, key, value, headers = number(), number(), piece(), piece(), number()
+        size = varint()
+        begin = at
+        at += 1  # attributes, unused by Kafka
+        late, delta, key, value, headers = varint(), varint(), field(), field(), varint()
         if not 0 <= headers <= MOST_HEADERS:
             raise CorruptRecordError(f"{headers} headers")
-        pairs = [((piece() or b"").decode(), piece()) for _ in range(headers)]
-        if at - begins != size:
-            raise CorruptRecordError(f"a record of {size} bytes that has {at - begins}")
+        pairs = [((field() or b"").decode(), field()) for _ in range(headers)]
+        if at - begin != size:
+            raise CorruptRecordError(f"a record of {size} bytes that has {at - begin}")
         yield late, delta, key, value, pairs, size
     if at != len(data):
-        raise CorruptRecordError(f"{len(data) - at} bytes behind {count} records")
+        raise CorruptRecordError(f"{len(data) - at} bytes after {count} records")

@@ -1,4 +1,4 @@
-"""Reading a compacted topic: all that lies on it, or of another the last, then what is added."""
+"""Reader of a compacted topic (all records) or of another (the last ones), then of new records."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from decoder.limited_log import LimitedLog
 
 REQUEST_MS: Final = 5_000
 REVIEW_SECONDS: Final = 30.0
-"""How often it is asked what the topic still holds."""
+"""Interval of checks of which offsets the topic still holds."""
 MOST_SECONDS: Final = 1.0
-"""Of one reading, beyond what its caller gives it: where somebody writes without end, the caller
-has else to do, or is to stop."""
+"""Longest overrun of a call's time where records arrive without end: the caller has other work, or
+must stop."""
 
 
 class Compacted:
-    """Hands every record of ``topic`` to ``take``, in the order of its partition. Partitions that
-    are added while it reads are read from their beginning.
+    """Calls ``take`` with every record of ``topic``, in order within a partition. Partitions added
+    meanwhile are read from their beginning.
 
-    ``lies`` is told, now and then, which offsets of a partition may still be there: of one that was
-    made anew, or is gone, none. ``last`` bounds how many are read of what lies there, and in one
-    reading.
+    ``lies`` is called from time to time with the range of offsets that a partition may still hold;
+    an empty one for a partition that was recreated or deleted. ``last`` limits the number of
+    existing records read, and of records read in one call.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Compacted:
         self._limited_log = LimitedLog()
 
     def read(self, seconds: float = 0.0) -> bool:
-        """Take what has come; whether all that lay there at first has been taken.
+        """Read new records; whether all records that existed at first have been read.
 
         Args:
-            seconds: how long to go on until it has, and what lies there now.
+            seconds: time to read all that exist now.
 
         Raises:
-            KafkaError, OSError: broker or topic are away, or refuse, which is said in the log; the
-                next call begins anew.
+            KafkaError, OSError: broker or topic are unreachable or refuse, which is logged; the
+                next call starts again from the beginning.
         """
         try:
             self._connect()
@@ -81,11 +81,11 @@ class Compacted:
                 at = {place: self._consumer.position(place) or 0 for place in self._ends}
                 done = all(at[place] >= end for place, end in self._ends.items())
                 if done:
-                    self._ends = {}  # once is enough, and a topic made anew has others
+                    self._ends = {}  # reached once; a recreated topic has other ends
                 late = time.monotonic() - deadline
-                much = late >= MOST_SECONDS or (self._last is not None and taken >= self._last)
-                enough = done and self._last is not None  # who reads the newest waits for no end
-                if much or enough or (not records and (done or late >= 0.0)):
+                full = late >= MOST_SECONDS or (self._last is not None and taken >= self._last)
+                newest = done and self._last is not None  # a reader of the newest needs no more
+                if full or newest or (not records and (done or late >= 0.0)):
                     return done
         except BaseException as error:
             self.close()
@@ -94,7 +94,7 @@ class Compacted:
             raise
 
     def close(self) -> None:
-        """Leave the broker; what is read next is read from the beginning."""
+        """Close the consumer; the next read starts from the beginning."""
         close(self._consumer)
         self._consumer = None
 
@@ -108,18 +108,18 @@ class Compacted:
         topic_id, places = layout_of(self._consumer, self._topic.name)
         if opens or (topic_id, places) != (self._topic_id, self._places):
             same = topic_id == self._topic_id
-            kept = set(self._places).intersection(places) if same else set[Any]()
-            for gone in set(self._places) - kept:
-                self._lies(gone.partition, range(0))
+            remaining = set(self._places).intersection(places) if same else set[Any]()
+            for removed in set(self._places) - remaining:
+                self._lies(removed.partition, range(0))
             self._topic_id, self._places = topic_id, places
-            self._assign(set() if opens else kept)
+            self._assign(set() if opens else remaining)
         elif time.monotonic() >= self._review_at:
             self._review(self._ask(self._consumer.end_offsets))
 
-    def _assign(self, kept: Collection[Any]) -> None:
-        """Read all partitions: those ``kept`` from where they were read to, others from their
-        beginning, or the last records of them."""
-        read_to = {place: self._consumer.position(place) for place in kept}
+    def _assign(self, remaining: Collection[Any]) -> None:
+        """Assign all partitions: the ``remaining`` at their positions, others at their beginning,
+        or at their last records."""
+        read_to = {place: self._consumer.position(place) for place in remaining}
         self._consumer.assign(self._places)  # which forgets all positions
         self._consumer.seek_to_beginning(*self._places)
         self._ends = self._ask(self._consumer.end_offsets)
@@ -133,16 +133,17 @@ class Compacted:
         self._review(self._ends)
 
     def _ask(self, ask: Callable[..., dict[Any, int]]) -> dict[Any, int]:
-        """Offsets of all partitions; one that is gone, or has no leader, would be waited for."""
+        """Offsets of all partitions, with a timeout for those deleted or without a leader."""
         return offsets(ask, self._places, timeout_ms=REQUEST_MS)
 
     def _review(self, ends: dict[Any, int]) -> None:
-        """Tell what lies there up to ``ends``, and begin again with what was made anew."""
+        """Report the existing offsets up to ``ends``; read recreated partitions from the start."""
         self._review_at = time.monotonic() + REVIEW_SECONDS
         begins = self._ask(self._consumer.beginning_offsets)
         for place, first in begins.items():
-            anew = ends[place] < (self._consumer.position(place) or 0)
-            self._lies(place.partition, range(0 if anew else first, 0 if anew else ends[place]))
-            if anew:
+            recreated = ends[place] < (self._consumer.position(place) or 0)
+            existing = range(0) if recreated else range(first, ends[place])
+            self._lies(place.partition, existing)
+            if recreated:
                 self._ends.pop(place, None)
                 self._consumer.seek_to_beginning(place)

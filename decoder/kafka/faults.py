@@ -1,4 +1,4 @@
-"""What is said of a broker that answers and refuses."""
+"""Logging of errors of Kafka clients."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ log = logging.getLogger(__name__)
 UNREACHED: Final[tuple[type[Exception], ...]] = (
     KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, OSError,
 )  # fmt: skip
-"""No connection came about, or it was lost: whoever sends or reads events says so aloud."""
+"""Errors of a connection that failed or was lost. The senders and readers of events log them."""
 
 
 def tell(limited_log: LimitedLog, topic: str, what: str, error: BaseException) -> None:
-    """Say, once a minute, that ``topic`` cannot be ``what``: read, or written to. Never raises."""
+    """Log, once a minute, that ``topic`` cannot be ``what`` ("read", "written to"). Never raises.
+
+    Connection errors are logged at DEBUG only.
+    """
     if isinstance(error, UNREACHED):
         log.debug("topic %s cannot be %s: %r", topic, what, error)
     else:
         limited_log.warning(
-            f"topic {topic} cannot be {what}: %s. See that it is there, and that this process is "
-            "allowed to.",
+            f"topic {topic} cannot be {what}: %s. Check that it exists, and that this process has "
+            "the right.",
             repr(error),
         )

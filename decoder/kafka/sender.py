@@ -1,4 +1,4 @@
-"""The producer of a worker's telemetry: librdkafka, which keeps retrying and never waits."""
+"""The telemetry producer: librdkafka, which retries without end and never blocks its caller."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _NAMES: Final = {
     "ssl_keyfile": "ssl.key.location",
     "ssl_password": "ssl.key.password",
 }
-"""Names of settings as librdkafka has them, where they are not the same but for the dots."""
+"""librdkafka's names of settings that differ in more than the dots."""
 
 
 def options_of(kafka: KafkaSettings) -> dict[str, Any]:
-    """``kafka`` in librdkafka's names."""
-    given = kafka.client_options()
+    """The options of ``kafka`` by librdkafka's names."""
+    options = kafka.client_options()
     if kafka.ssl_certfile is not None:
-        given.setdefault("ssl_keyfile", given["ssl_certfile"])
-    named = {_NAMES.get(name, name.replace("_", ".")): value for name, value in given.items()}
-    named["bootstrap.servers"] = ",".join(map(str.strip, given["bootstrap_servers"]))
+        options.setdefault("ssl_keyfile", options["ssl_certfile"])
+    named = {_NAMES.get(name, name.replace("_", ".")): value for name, value in options.items()}
+    named["bootstrap.servers"] = ",".join(map(str.strip, options["bootstrap_servers"]))
     return named
 
 
@@ -40,38 +40,38 @@ def open_sender(
     troubled: Callable[[KafkaError], None],
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Producer:
-    """A producer that waits for all replicas, and for a broker as long as it takes.
+    """A producer with acks=all that retries without a time limit.
 
-    A record may come twice, where an acknowledgement is lost: its readers know it by its number.
-    So there is no need of idempotence, which takes a right of its own on some brokers, and which
-    an error that is final for one record can end for all.
+    A lost acknowledgement may duplicate a record; readers detect that by its sequence number. So
+    idempotence is not needed. It takes an extra permission on some brokers, and an error that is
+    final for one record can stop it for all.
 
     Args:
-        troubled: told, while somebody polls, of what goes wrong with connections.
-        options: librdkafka's own, in the place of what stands here.
+        troubled: called while polling, with errors of connections.
+        options: of librdkafka; they replace the defaults here.
 
     Raises:
-        KafkaConnectionError: there is no token, where one is needed.
-        KafkaException: librdkafka does not take the settings.
+        KafkaConnectionError: a token is needed and there is none.
+        KafkaException: librdkafka refuses the settings.
     """
     from confluent_kafka import Producer
 
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "client.id": f"hvd-{purpose}",
         "acks": "all",
         "enable.idempotence": False,
         "message.timeout.ms": 0,
         "request.timeout.ms": 10_000,
         "reconnect.backoff.max.ms": 1_000,
-        "topic.metadata.refresh.interval.ms": 10_000,  # a right that was missing is seen then
-        "linger.ms": 0,  # records come whole
+        "topic.metadata.refresh.interval.ms": 10_000,  # to notice a permission granted later
+        "linger.ms": 0,  # records are batches already
         "compression.type": "zstd",
         "log.connection.close": False,
-        "log_level": 2,  # what goes wrong is told by ``troubled``
+        "log_level": 2,  # ``troubled`` reports errors
         "error_cb": troubled,
     }
     if kafka.asks_tokens:
         tokens = Tokens(kafka)
-        tokens.token()  # else the client would wait for one, and not say why there is none
-        usual["oauth_cb"] = tokens.told
-    return Producer({**options_of(kafka), **usual, **options})
+        tokens.token()  # raises where there is none; the client would wait without a message
+        defaults["oauth_cb"] = tokens.told
+    return Producer({**options_of(kafka), **defaults, **options})

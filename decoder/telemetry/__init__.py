@@ -1,1 +1,1 @@
-"""Events leave the worker here: a bounded queue on the decode path, Kafka behind it in a thread."""
+"""Telemetry: a bounded ring of events on the decode path, exported to Kafka by another process."""

@@ -1,4 +1,4 @@
-"""Delivery counters: what the exporter settled, and the report of a worker's whole life."""
+"""Delivery counters: of the exporter, and the report of a worker's whole life."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Counts = dict[str, int]
 
 
 class DeliveryCounters(msgspec.Struct):
-    """Events of one life, each settled in one way, and rounds of trials. Mutable."""
+    """Events of one life (incarnation) by outcome, and rounds of trials. Mutable."""
 
     sent: int = 0
     in_doubt: int = 0
@@ -20,18 +20,17 @@ class DeliveryCounters(msgspec.Struct):
 
     @property
     def settled(self) -> int:
-        """Events of which it is known for good what became of them."""
+        """Events whose outcome is final."""
         lost = sum(self.dropped.values()) + sum(self.refused.values()) + self.failed
         return self.sent + self.in_doubt + lost
 
 
 class DeliveryProgress(DeliveryCounters):
-    """The same, and where an exporter goes on.
+    """The counters, and the position from which another exporter can resume.
 
-    Rows from ``settled`` to before ``end`` are under way: one record, the one with number
-    ``sequence``. Later ones are of at most ``limit`` events. All go to one ``partition``, -1 where
-    it is not known yet. Whoever begins again makes the same record, so that readers know one they
-    have had.
+    Rows ``settled`` to ``end`` (exclusive) are in flight, as the record with number ``sequence``.
+    Later records have at most ``limit`` events. All go to one ``partition``; -1 where it is not
+    known yet. A restarted exporter encodes the same record again, so readers detect a duplicate.
     """
 
     end: int = 0
@@ -41,7 +40,7 @@ class DeliveryProgress(DeliveryCounters):
 
 
 class DeliveryReport(DeliveryCounters):
-    """Where the events of a worker's life are; the fields of its status, by the same names."""
+    """The outcomes of all events of a worker's life; its status has them by the same names."""
 
     made: int = 0
     waiting: int = 0

@@ -1,9 +1,9 @@
-"""What makes records of a ring's rows and sends them, in the exporter's process.
+"""Encodes a ring's rows as records and sends them to Kafka, in the exporter process.
 
-One record is under way at a time: it is said which rows are in it, then it is made and sent, and
-once it is acknowledged, or refused for good, its rows are settled in one stroke. An exporter that
-dies between leaves them to the next one, which makes the same record under the same number; readers
-drop one they have had. All records of a life go to one partition, so that they are read in order.
+One record is in flight at a time. Its row range is published, then it is encoded and sent; once it
+is acknowledged, or refused for good, its rows are settled at once. When an exporter dies before
+that, the next one encodes the same record with the same number, and readers drop the duplicate. All
+records of a life go to one partition, so they are read in order.
 """
 
 from __future__ import annotations
@@ -30,60 +30,61 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
 BATCH: Final = 256
-"""Events a record: past this the record's size no longer amortises anything."""
+"""Most events of a record: larger records amortise nothing more."""
 REACH: Final = 16 * BATCH
-"""Rows looked at for one, most of which may be shed."""
+"""Most rows scanned for one record, since head sampling may drop most of them."""
 POLL_S: Final = 0.05
-"""Longest wait for an acknowledgement before what else came is looked at."""
+"""Longest wait for an acknowledgement before the parent's messages are read."""
 RETRY_S: Final = 1.0
 METADATA_S: Final = 2.0
 ROUNDS: Final = 256
-"""Rounds of trials under way at most."""
+"""Most rounds of trials in flight."""
 
 TOO_LARGE: Final = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
-"""Refusals that a smaller record may escape."""
+"""Broker errors that a smaller record may avoid."""
 PASSING: Final = ("UNKNOWN_TOPIC_OR_PART", "SASL_AUTHENTICATION_FAILED")
-"""Of a broker's refusals, those that librdkafka gives up at and a person can mend."""
+"""Broker errors that librdkafka does not retry and that an operator can correct."""
 
 
 class Exporter:
-    """Sends what is in ``ring``, in one thread. ``progress`` counts what became of it."""
+    """Sends the events in ``ring``, in one thread; ``progress`` counts them by outcome."""
 
     def __init__(
         self, kafka: KafkaSettings, origin: Origin, ring: Ring, sampler: HeadSampler | None = None
     ) -> None:
-        """Begin where the one before ended."""
+        """Resume where the exporter before ended."""
         self._kafka, self._origin, self._ring = kafka, origin, ring
         self._sampler = sampler or HeadSampler(0.0)
         self.progress = ring.progress()
         self.progress.limit = self.progress.limit or BATCH
-        ring.write_progress(self.progress)  # what one that died in it left to do is done
-        self._seen = self.progress.end  # rows, a look ago: on any processor they are whole by now
-        self._drawn = self.progress.end  # rows of which it is known whether they are shed
-        # Of the rows under way those of the record; one that another exporter left may lie there.
+        ring.write_progress(self.progress)  # completes a write in which the one before died
+        # Head of the ring one turn ago: rows before it are visible on every processor by now.
+        self._seen = self.progress.end
+        self._drawn = self.progress.end  # rows before this one are sampled
+        # Sampled rows among those in flight. An exporter that died may have sent them.
         self._kept = np.arange(self.progress.end - self.progress.settled)
-        self._flying, self._doubtful = False, len(self._kept) > 0
+        self._flying, self._in_doubt = False, len(self._kept) > 0
         self._producer: Any = None
         self._retry_at = 0.0
-        self._status, self._telling = b"", False
+        self._status, self._status_flying = b"", False
         self._rounds: deque[bytes] = deque()
         self._rounds_flying = 0
         self._limited_log = LimitedLog()
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do at once, or an answer to wait for."""
+        """Whether there is work to do now, or an acknowledgement to wait for."""
         due = self.progress.end > self.progress.settled or len(self._ring) >= self.progress.limit
         return self._flying or (due and time.monotonic() >= self._retry_at)
 
     @property
     def idle(self) -> bool:
-        """Whether all there was is sent, or will never be."""
-        told = not (self._status or self._telling or self._rounds or self._rounds_flying)
-        return told and not len(self._ring)
+        """Whether everything is sent, or will never be."""
+        pending = self._status or self._status_flying or self._rounds or self._rounds_flying
+        return not pending and not len(self._ring)
 
     def take(self, kind: bytes, line: bytes) -> None:
-        """Take a status, in the place of one that was not sent yet, or a round of a trial."""
+        """Queue a status, which replaces one not sent yet, or a round of a trial."""
         if kind == b"S":
             self._status = line
         elif kind == b"R" and len(self._rounds) + self._rounds_flying < ROUNDS:
@@ -92,7 +93,7 @@ class Exporter:
             self.progress.rounds_dropped += 1
 
     def turn(self) -> None:
-        """Take note of what was answered, and send what can be sent. Never raises."""
+        """Send all that is due, and process acknowledgements. Never raises."""
         self._ring.control[BEAT] += 1
         try:
             if time.monotonic() >= self._retry_at:
@@ -102,13 +103,13 @@ class Exporter:
                 self._send_beside()
             if self._producer is not None:
                 self._producer.poll(POLL_S if self._flying else 0.0)
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the next turn comes
+        except Exception as error:  # noqa: BLE001 -- the next turn tries again
             self._fail(error)
 
     def close(self) -> None:
-        """Leave: what is not settled has failed, or is in doubt where it may have been sent."""
+        """Count events that are not settled as failed, or in doubt where they may be sent."""
         progress = self.progress
-        progress.in_doubt += len(self._kept) if self._doubtful else 0
+        progress.in_doubt += len(self._kept) if self._in_doubt else 0
         progress.failed += int(self._ring.control[HEAD]) - progress.settled
         progress.end = progress.settled
         progress.rounds_dropped += len(self._rounds) + self._rounds_flying
@@ -117,7 +118,7 @@ class Exporter:
     # --- records
 
     def _send(self) -> None:
-        """Send the record that is under way, or else the next one, if there is any."""
+        """Send the record in flight again, or else the next one, if there is any."""
         progress, ring = self.progress, self._ring
         if progress.end == progress.settled and not self._begin():
             return
@@ -131,29 +132,29 @@ class Exporter:
             value = encode_batch(batch)
         except EventRefused as error:
             if not self._halve():
-                self._limited_log.warning("a draft event cannot be written: %s", error)
+                self._limited_log.warning("a draft event cannot be encoded: %s", error)
                 self._settle("malformed")
             return
-        self._flying = self._produce(DRAFTS, value, self._landed, partition=progress.partition)
-        self._doubtful |= self._flying
+        self._flying = self._produce(DRAFTS, value, self._delivered, partition=progress.partition)
+        self._in_doubt |= self._flying
 
     def _begin(self) -> bool:
-        """Say which rows come next, and draw which of them are told of; False for none."""
+        """Sample the next rows, and publish which the next record has; False for none."""
         progress, ring, first = self.progress, self._ring, self.progress.settled
-        whole, self._seen = min(self._seen, first + REACH), int(ring.control[HEAD])
-        if whole == first:
+        end, self._seen = min(self._seen, first + REACH), int(ring.control[HEAD])
+        if end == first:
             return False
-        if self._sampler.per_second and whole > self._drawn:
-            places = ring.places(max(first, self._drawn), whole)
-            shares = self._sampler.shares(ring.rows["request"][places].tolist())
-            ring.rows["share"][places], self._drawn = shares, whole
-        kept = np.flatnonzero(ring.rows["share"][ring.places(first, whole)] > 0)
-        progress.end = first + int(kept[progress.limit]) if len(kept) > progress.limit else whole
+        if self._sampler.per_second and end > self._drawn:
+            indices = ring.places(max(first, self._drawn), end)
+            shares = self._sampler.shares(ring.rows["request"][indices].tolist())
+            ring.rows["share"][indices], self._drawn = shares, end
+        kept = np.flatnonzero(ring.rows["share"][ring.places(first, end)] > 0)
+        progress.end = first + int(kept[progress.limit]) if len(kept) > progress.limit else end
         ring.write_progress(progress)
         return True
 
     def _halve(self) -> bool:
-        """Leave half of the record's events to a later one; False where it is of one."""
+        """Leave half of the record's events to a later one; False for a single event."""
         half = (len(self._kept) + 1) // 2
         if half == len(self._kept):
             return False
@@ -161,17 +162,17 @@ class Exporter:
         self._ring.write_progress(self.progress)
         return True
 
-    def _landed(self, error: KafkaError | None, message: object = None) -> None:
-        """Take note of what became of the record under way, which may have to be sent again."""
+    def _delivered(self, error: KafkaError | None, message: object = None) -> None:
+        """Process the delivery report of the record in flight; some errors send it again."""
         progress, self._flying = self.progress, False
         name = error.name() if error is not None else ""
         if error is not None and (error.code() < 0 or name in PASSING):
             if name == "_UNKNOWN_PARTITION":
-                progress.partition = -1  # the topic was made anew: ask how many there are
+                progress.partition = -1  # the topic was recreated: ask for its partitions again
             self._fail(error)
             return
         if name in TOO_LARGE and self._halve():
-            progress.limit, self._doubtful = (len(self._kept) + 1) // 2, False
+            progress.limit, self._in_doubt = (len(self._kept) + 1) // 2, False
             return
         if error is not None:
             self._limited_log.warning("draft events were refused for good: %s", error)
@@ -179,48 +180,48 @@ class Exporter:
         self._settle(name.title().replace("_", ""))
 
     def _settle(self, refused: str = "") -> None:
-        """Book what became of the rows under way: sent, or refused for that reason."""
+        """Count the rows in flight as sent, or as refused for that reason, and free them."""
         progress, events = self.progress, len(self._kept)
-        shed = progress.end - progress.settled - events
+        sampled_out = progress.end - progress.settled - events
         if refused:
             progress.refused[refused] = progress.refused.get(refused, 0) + events
         else:
             progress.sent += events
-        if shed:
-            progress.dropped["shed"] = progress.dropped.get("shed", 0) + shed
-        self._doubtful = False
+        if sampled_out:
+            progress.dropped["shed"] = progress.dropped.get("shed", 0) + sampled_out
+        self._in_doubt = False
         self._ring.write_progress(progress)
 
     def _produce(
-        self, topic: Topic, value: bytes, landed: Callable[..., None], **place: int
+        self, topic: Topic, value: bytes, delivered: Callable[..., None], **partition: int
     ) -> bool:
-        """The one place where a record is handed to the client: whether it took it. ``landed``
-        hears what became of it, be it refused at once."""
+        """Hand a record to the client; False where it refuses at once. ``delivered`` is called
+        with the outcome either way."""
         from confluent_kafka import KafkaException
 
         try:
             self._producer.produce(
                 topic.name, value=value, key=self._origin.worker.encode(),
-                headers=topic.headers, on_delivery=landed, **place,
+                headers=topic.headers, on_delivery=delivered, **partition,
             )  # fmt: skip
         except KafkaException as error:
-            landed(error.args[0])
+            delivered(error.args[0])
             return False
         return True
 
     def _send_beside(self) -> None:
-        """Send what is no draft event: none waits for it, whatever becomes of it."""
-        if self._status and not self._telling:
+        """Send status and rounds; draft events never wait for them."""
+        if self._status and not self._status_flying:
             status, self._status = self._status, b""
-            self._telling = self._produce(STATUS, status, self._told)
+            self._status_flying = self._produce(STATUS, status, self._status_delivered)
         while self._rounds:
             self._rounds_flying += 1
-            self._produce(TRIALS, self._rounds.popleft(), self._round_landed)
+            self._produce(TRIALS, self._rounds.popleft(), self._round_delivered)
 
-    def _told(self, error: KafkaError | None, message: object = None) -> None:
-        self._telling = False
+    def _status_delivered(self, error: KafkaError | None, message: object = None) -> None:
+        self._status_flying = False
 
-    def _round_landed(self, error: KafkaError | None, message: object = None) -> None:
+    def _round_delivered(self, error: KafkaError | None, message: object = None) -> None:
         self._rounds_flying -= 1
         self.progress.rounds_sent += error is None
         self.progress.rounds_dropped += error is not None
@@ -236,12 +237,12 @@ class Exporter:
         if self._producer is None:
             self._producer = open_sender(self._kafka, "telemetry", self._complain)
         if self.progress.partition < 0:
-            found = self._producer.list_topics(DRAFTS.name, timeout=METADATA_S)
-            topic = found.topics[DRAFTS.name]
+            metadata = self._producer.list_topics(DRAFTS.name, timeout=METADATA_S)
+            topic = metadata.topics[DRAFTS.name]
             if topic.error is not None:
                 raise KafkaException(topic.error)
-            drawn = zlib.crc32(self._origin.life.encode())
-            self.progress.partition = drawn % len(topic.partitions)
+            hashed = zlib.crc32(self._origin.life.encode())
+            self.progress.partition = hashed % len(topic.partitions)
             self._ring.write_progress(self.progress)
 
     def _fail(self, error: object) -> None:
@@ -250,7 +251,7 @@ class Exporter:
 
     def _complain(self, error: object) -> None:
         self._limited_log.warning(
-            "Kafka at %s does not take what this worker has to tell (%s): serving goes on, "
-            "events wait. Start the broker or set HVD_KAFKA_BOOTSTRAP_SERVERS.",
+            "Kafka at %s does not accept this worker's telemetry (%s): serving goes on, events "
+            "wait. Start the broker or set HVD_KAFKA_BOOTSTRAP_SERVERS.",
             self._kafka.bootstrap_servers, masked(str(error)),
         )  # fmt: skip

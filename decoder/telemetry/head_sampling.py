@@ -1,8 +1,8 @@
 """Head sampling by request, where the event rate exceeds the limit.
 
-Whole requests, drawn by a hash of their pseudonym: half of them, a quarter, and so on, so that a
-request in a smaller share is in every larger one, and what is known of a request is known whole.
-The draw is made when a request is first heard of, and stands.
+Whole requests are sampled, by a hash of their pseudonym, with probability 1/2, 1/4, and so on. A
+request in a smaller sample is in every larger one. The decision is made at a request's first event
+and stands, so a request's events are all sent or all dropped.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 LOOK_S: Final = 5.0
-"""Between two looks at how many come: requests that began before the last one still speak."""
+"""Interval between adjustments, long since requests keep the decision made at their start."""
 SLACK: Final = 4.0
-"""The share is doubled only where a quarter of what may be sent comes, or it would flutter."""
+"""The probability is doubled only below a quarter of the limit, or it would oscillate."""
 MOST_HALVINGS: Final = 20
 REQUESTS: Final = 65_536
-"""Remembered, the ones heard of last."""
+"""Most requests remembered, by latest event."""
 
 
 class HeadSampler:
-    """Keeps about ``per_second`` events a second at most."""
+    """Keeps at most about ``per_second`` events a second."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_second, self._clock = per_second, clock
-        self.halvings = 0  # for requests that are new
-        self._requests: OrderedDict[bytes, float] = OrderedDict()  # their shares; 0: not told of
+        self.halvings = 0  # of the probability, for new requests
+        self._requests: OrderedDict[bytes, float] = OrderedDict()  # probabilities; 0: dropped
         self._kept, self._since = 0, clock()
 
     def shares(self, requests: Sequence[bytes]) -> list[float]:
-        """The chance that each event's request had to be told of; 0 where it is not. Mutates."""
+        """The sampling probability of each event's request; 0 where it is dropped. Mutates."""
         shares = [self._share(request) for request in requests]
         self._kept += sum(map(bool, shares))
         now = self._clock()

@@ -1,8 +1,8 @@
-"""The files that the Prometheus client maps, with room asked for before anything is written.
+"""Memory-mapped files of the Prometheus client, with disk space reserved before each write.
 
-The client lets them grow without that: the kernel ends a process (SIGBUS) that writes into one when
-the disk, or ``/dev/shm``, is full. A file for which there is no more room stays as it is, and its
-process goes on in memory, where no page finds it, until it is started again.
+The client reserves none: when the disk or ``/dev/shm`` is full, the kernel ends a process that
+writes into such a file (SIGBUS). Here a file that cannot grow stays as it is. Its process keeps its
+metrics in memory, unpublished, until it is restarted.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from decoder.limited_log import LimitedLog
 
 FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 FIRST: Final = 1 << 16
-"""Bytes that the client gives a file at first; it doubles them."""
+"""Initial size of a client's file in bytes; the client doubles it."""
 ENTRY: Final = 32
-"""Bytes of an entry, at most, beside its key."""
+"""Most bytes of an entry, without its key."""
 
 MOST: Final = 1 << 26
-"""Bytes of one in memory, which are taken as they are written."""
+"""Bytes of a map in memory, allocated as they are written."""
 
 _LIMITED_LOG: Final = LimitedLog()
 
 
 def _reserve(path: Path, size: int) -> bool:
-    """Whether there is room for so many bytes of ``path``, which is then taken."""
+    """Reserve ``size`` bytes for ``path``; False where there is no room."""
     empty = False
     try:
         with path.open("ab") as file:
             empty = not file.tell()
             os.posix_fallocate(file.fileno(), 0, max(size, file.tell()))
     except OSError as error:
-        if empty:  # a file without a head is one that no page can be made of
+        if empty:  # the client cannot read a file without a header
             path.unlink(missing_ok=True)
         _LIMITED_LOG.warning("metrics were not published: %s. Make room for them, or name another "
                             "folder with %s, and start this process again.",
@@ -47,31 +47,31 @@ def _reserve(path: Path, size: int) -> bool:
 
 
 class Mapped(mmap_dict.MmapedDict):
-    """The client's dictionary in a file, or in memory once that cannot be written."""
+    """The client's dictionary in a file, or in memory once the file cannot grow."""
 
     def __init__(self, filename: str, read_mode: bool = False) -> None:
-        self._home = Path(filename)
-        self._away = not _reserve(self._home, FIRST)
-        if not self._away:
+        self._path = Path(filename)
+        self._in_memory = not _reserve(self._path, FIRST)
+        if not self._in_memory:
             super().__init__(filename, read_mode)  # type: ignore[no-untyped-call]
             return
         self._f, self._positions, self._used = BytesIO(), dict[str, int](), 8
-        self._go_on_in_memory(b"")
+        self._move_to_memory(b"")
 
     def _init_value(self, key: str) -> None:
         size = self._capacity
         while self._used + len(key.encode()) + ENTRY > size:
             size *= 2
-        if not self._away and size > self._capacity and not _reserve(self._home, size):
-            self._away = True
-            self._go_on_in_memory(self._m[: self._used])
+        if not self._in_memory and size > self._capacity and not _reserve(self._path, size):
+            self._in_memory = True
+            self._move_to_memory(self._m[: self._used])
         super()._init_value(key)  # type: ignore[no-untyped-call]
 
-    def _go_on_in_memory(self, held: bytes) -> None:
+    def _move_to_memory(self, content: bytes) -> None:
         self._m, self._capacity = mmap.mmap(-1, MOST), MOST
-        self._m[: len(held)] = held
+        self._m[: len(content)] = content
 
 
 def install() -> None:
-    """Have all metrics of this process kept so."""
+    """Use :class:`Mapped` for all metrics of this process."""
     values.MmapedDict = Mapped  # type: ignore[attr-defined]

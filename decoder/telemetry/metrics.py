@@ -1,9 +1,9 @@
-"""Prometheus metrics of a worker: its status record, for whoever scrapes the serving process.
+"""Prometheus metrics of a worker, from its status record.
 
-An engine decodes in a process of its own and the API answers ``/metrics`` in another. With
-``PROMETHEUS_MULTIPROC_DIR`` naming a folder before both start, as ``hvd serve`` does, what is set
-here is on the API's page beside vLLM's own figures; without it, on the engine's process alone.
-Metrics are written once a second by a thread, never by a decoding cycle.
+The engine decodes in one process, and the API serves ``/metrics`` in another. Where
+``PROMETHEUS_MULTIPROC_DIR`` names a folder before both start, as ``hvd serve`` does, these metrics
+are on the API's page beside vLLM's own; without it they stay in the engine process. A thread writes
+them once a second; a decoding cycle never does.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ COUNTS: Final = {
     "events_failed": "Draft events left when the worker closed.",
     "events_in_doubt": "Draft events sent and never acknowledged.",
     "carrier_deaths": "Deaths of the process that carries events to the broker.",
-    "fallbacks": "Times the no-regret floor relieved the policy.",
+    "fallbacks": "Times the no-regret floor replaced the policy by a fixed arm.",
     "probes": "Steps decided only to measure the model drafter, or a step without drafts.",
-    "asleep": "Steps in which no draft was looked for, since none pays.",
-    "undrafted": "Model drafts chosen and not made.",
-    "cache_evicted": "Pages of outputs that gave way to others in the suffix caches.",
-    "cache_shed": "Pages of their own text that requests under way lost, for want of room.",
-    "swaps": "Policies put in force.",
-    "faults": "Steps in which the hybrid failed and decoding went on plainly.",
+    "asleep": "Steps without a search for drafts, since none pays (paused).",
+    "undrafted": "Model drafts chosen but not made.",
+    "cache_evicted": "Pages of earlier outputs evicted from the suffix caches.",
+    "cache_shed": "Pages of their own text that running requests lost, for want of memory.",
+    "swaps": "Policies applied.",
+    "faults": "Steps in which hybrid decoding failed and the worker decoded plainly.",
 }
 COUNTS_BY: Final = {
     "cycles": ("arm", "Decoding cycles."),
@@ -50,23 +50,23 @@ COUNTS_BY: Final = {
     "drops": ("reason", "Draft events that the worker dropped, by reason."),
     "events_refused": ("reason", "Draft events that the broker refused for good."),
     "refusals": ("reason", "Policy bundles refused."),
-    "left_out": ("reason", "Requests left out of drafting."),
-    "ignored": ("reason", "Policy bundles passed over: older, far too new, or of an unknown role."),
+    "left_out": ("reason", "Requests excluded from drafting."),
+    "ignored": ("reason", "Policy bundles skipped: older, far too new, or of an unknown role."),
 }
 LEVELS: Final = {
-    "policy_version": "Version of the policy in force.",
-    "publication": "Number of its publication; 0 came with the worker.",
+    "policy_version": "Version of the serving policy.",
+    "publication": "Number of its publication; 0: shipped with the worker.",
     "threshold": "Decision parameter of a threshold policy.",
     "rate": "Decision parameter of a survival policy, tokens a plain step.",
     "advantage": "Time of the best fixed arm over the policy's, recently; above 1 is ahead.",
-    "queue_depth": "Draft events waiting, those under way included.",
+    "queue_depth": "Draft events waiting, those in flight included.",
     "choose_us_p50": "Microseconds to propose, predict and decide for one step, median.",
-    "own_us_p50": "Microseconds of all that the router and its adapter do in a step, median.",
-    "exposed_us_p50": "Microseconds of that which the engine waits for, median.",
+    "own_us_p50": "Microseconds of all work of the router and its adapter in a step, median.",
+    "exposed_us_p50": "Microseconds of that work that the engine waits for, median.",
     "cache_bytes": "Bytes of the suffix caches, at most.",
     "draft_us": "Microseconds the model drafter adds to a step.",
-    "policy_applied_at": "When the policy in force came into force, seconds since the epoch.",
-    "swap_ms_max": "Longest time from a bundle received to that bundle in force, milliseconds.",
+    "policy_applied_at": "When the serving policy was applied, seconds since the epoch.",
+    "swap_ms_max": "Longest time from a bundle received to that bundle serving, milliseconds.",
 }
 
 
@@ -82,7 +82,7 @@ def _gauge(name: str, meaning: str, label: str | None = None) -> Gauge:
 
 
 def publish(status: WorkerStatus, earlier: WorkerStatus | None) -> None:
-    """Put ``status`` on the page; counters grow by what came since ``earlier``."""
+    """Set the metrics to ``status``; counters grow by the difference to ``earlier``."""
     worker = status.process
     for name, meaning in COUNTS.items():
         grown = getattr(status, name) - (getattr(earlier, name) if earlier else 0)
@@ -100,17 +100,17 @@ def publish(status: WorkerStatus, earlier: WorkerStatus | None) -> None:
     ).set(1)
     for side, sums in status.sides.items():
         past = earlier.sides.get(side, SideSums()) if earlier else SideSums()
-        tokens = _counter("side_tokens", "Tokens of steps that a side decided.", "side")
+        tokens = _counter("side_tokens", "Tokens of steps that a variant decided.", "side")
         tokens.labels(worker, side).inc(sums.tokens - past.tokens)
         seconds = _counter("side_seconds", "Seconds that these steps took.", "side")
         seconds.labels(worker, side).inc((sums.us - past.us) / 1e6)
-    in_force = _gauge("fallback", "1 for the arm that the no-regret floor has in force.", "arm")
+    fallback = _gauge("fallback", "1 for the fixed arm that the no-regret floor serves.", "arm")
     for arm in FALLBACKS:
-        in_force.labels(worker, arm).set(status.fallback == arm)
+        fallback.labels(worker, arm).set(status.fallback == arm)
 
 
 class MetricsPage:
-    """The thread that publishes what ``status`` says, every ``every_s`` seconds and at the end."""
+    """The thread that publishes ``status()`` every ``every_s`` seconds, and at the end."""
 
     def __init__(self, status: Callable[[], WorkerStatus], every_s: float = EVERY_S) -> None:
         self._status, self._every_s = status, every_s
@@ -134,9 +134,9 @@ class MetricsPage:
             stopping = self._stopping.wait(self._every_s)
             try:
                 status = self._status()
-                before, earlier = earlier, status  # a failure half way counts nothing twice
+                before, earlier = earlier, status  # first, so a failure below counts nothing twice
                 publish(status, before)
-            except Exception:  # noqa: BLE001 -- a page that is behind ends no thread that mends it
+            except Exception:  # noqa: BLE001 -- the next round publishes again
                 self._limited_log.exception("metrics were not published")
             if stopping:
                 return

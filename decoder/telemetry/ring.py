@@ -1,12 +1,12 @@
-"""Draft events in memory that two processes share: a ring of rows of fixed width, one an event.
+"""Ring buffer of draft events in shared memory: rows of fixed width, one for each event.
 
-The decoding process writes rows and never waits: where there is no room, the newest is counted as
-lost. The exporter reads slices; a row's place is free again once the exporter has settled it, so an
+The decoding process writes rows and never waits: when the ring is full, the newest event is dropped
+and counted. The exporter reads slices. A row is freed once the exporter has settled it, so an
 exporter that dies loses nothing. Its progress is double-buffered: a reader sees a consistent
 snapshot, wherever a process was killed.
 
-The memory has no name: no file is left behind, and it ends with the last process that holds it.
-What was written once stays taken, ``size`` rows at most: to take it anew costs more than a row.
+The memory is anonymous: it leaves no file, and is freed with the last process that maps it. Pages
+once written stay allocated, since allocating one again costs more than writing a row.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _WIDTH: Final = ROW.itemsize
 WORDS, LETTERS = 256, 64
 BLOCK: Final = 1 << 20
 HEAD, SETTLED, FULL, UNREADABLE, BEAT, TURN = range(6)
-"""Of ``control``: rows written and rows settled since the ring was made, events lost for want of
-room or since no row could be made of them, turns of the exporter, and blocks said."""
+"""Indices of ``control``: rows written and rows settled since the ring was made, events lost to a
+full ring or because no row could be made of them, turns of the exporter, and progress writes."""
 _WORDS_AT, _BLOCKS_AT = 4096, 4096 + WORDS * LETTERS
 _ROWS_AT: Final = _BLOCKS_AT + 2 * BLOCK
 
 
 @cache
 def packer(kind: np.dtype[Any]) -> struct.Struct:
-    """Packs the values of one row of ``kind``, in the order of its fields."""
+    """The packer of one row of ``kind``, in the order of its fields."""
     codes = {"i4": "i", "i8": "q", "f8": "d"}
     parts = [kind[name].str.lstrip("<|") for name in kind.names or ()]
     return struct.Struct("<" + "".join(codes.get(p) or p[1:] + "s" for p in parts))
@@ -49,7 +49,7 @@ def packer(kind: np.dtype[Any]) -> struct.Struct:
 class Ring:
     """``size`` rows. ``control`` is int64, ``rows`` of dtype :data:`ROW` [size], ``fd`` the memory.
 
-    One thread writes, and one process takes.
+    One thread writes, and one process reads.
     """
 
     def __init__(self, size: int, fd: int | None = None) -> None:
@@ -65,63 +65,63 @@ class Ring:
             os.ftruncate(self.fd, _ROWS_AT + size * _WIDTH)
         self._memory = mmap.mmap(self.fd, _ROWS_AT + size * _WIDTH)
         self.control = np.frombuffer(self._memory, np.int64, _WORDS_AT // 8)
-        self._spelled = np.frombuffer(self._memory, f"S{LETTERS}", WORDS, _WORDS_AT)
+        self._interned = np.frombuffer(self._memory, f"S{LETTERS}", WORDS, _WORDS_AT)
         self.rows = np.frombuffer(self._memory, ROW, size, _ROWS_AT)
         self._codes: dict[str, int] = {"": 0}
 
     def __len__(self) -> int:
         return int(self.control[HEAD] - self.control[SETTLED])
 
-    # --- who writes
+    # --- writer
 
     def word(self, text: str) -> int:
-        """The number that stands for ``text`` in this ring.
+        """The interned id of ``text`` in this ring.
 
         Raises:
-            ValueError: it is too long, no UTF-8, or there are too many words.
+            ValueError: it is too long, no UTF-8, or there are too many strings.
         """
         code = self._codes.get(text)
         if code is None:
-            code, told = len(self._codes), text.encode()
-            if code == WORDS or len(told) > LETTERS:
-                raise ValueError(f"no room for the word {text!r}")
-            self._spelled[code] = told
+            code, encoded = len(self._codes), text.encode()
+            if code == WORDS or len(encoded) > LETTERS:
+                raise ValueError(f"no room to intern {text!r}")
+            self._interned[code] = encoded
             self._codes[text] = code
         return code
 
-    # --- who takes
+    # --- reader
 
     def slice(self, first: int, end: int) -> NDArray[Any]:
-        """Rows from number ``first`` to before ``end``, of dtype :data:`ROW`: a copy."""
-        found: NDArray[Any] = self.rows[self.places(first, end)]
-        return found
+        """A copy of rows ``first`` to ``end`` (exclusive), of dtype :data:`ROW`."""
+        copied: NDArray[Any] = self.rows[self.places(first, end)]
+        return copied
 
     def places(self, first: int, end: int) -> NDArray[np.int64]:
-        """Where these lie in ``rows``."""
+        """Indices in ``rows`` of rows ``first`` to ``end`` (exclusive)."""
         return np.arange(first, end) % self.size
 
     def write_progress(self, progress: DeliveryProgress) -> None:
-        """Publish what was settled, all at once, and free the rows. For one process at a time."""
-        told, counts = msgspec.json.encode(progress), self.control
+        """Publish ``progress`` atomically and free settled rows. For one process at a time."""
+        encoded, counts = msgspec.json.encode(progress), self.control
         at = _BLOCKS_AT + int(counts[TURN] + 1) % 2 * BLOCK
-        self._memory[at : at + 4 + len(told)] = struct.pack("<I", len(told)) + told
+        self._memory[at : at + 4 + len(encoded)] = struct.pack("<I", len(encoded)) + encoded
         counts[TURN] += 1
         counts[SETTLED] = progress.settled
 
     def progress(self) -> DeliveryProgress:
-        """What was published last; for any process, at any time."""
+        """The progress published last; for any process, at any time."""
         while (turn := int(self.control[TURN])) >= 0:
             at = _BLOCKS_AT + turn % 2 * BLOCK
             (size,) = struct.unpack_from("<I", self._memory, at)
-            told = self._memory[at + 4 : at + 4 + size]
+            encoded = self._memory[at + 4 : at + 4 + size]
             if turn == self.control[TURN]:
                 break
-        return msgspec.json.decode(told, type=DeliveryProgress) if told else DeliveryProgress()
-
-    # --- what a row says
+        if not encoded:
+            return DeliveryProgress()
+        return msgspec.json.decode(encoded, type=DeliveryProgress)
 
     def batch(self, rows: NDArray[Any], origin: Origin, sequence: int) -> EventBatch:
-        """The events of ``rows``, as they are.
+        """The events of ``rows``, which are not checked.
 
         Raises:
             EventRefused: a row is no event.
@@ -129,7 +129,7 @@ class Ring:
         numbers = {field.name: rows[field.name] for field in NUMBERS}
         names = dict[str, list[str]]()
         try:
-            words = [word.decode(errors="replace") for word in self._spelled.tolist()]
+            words = [word.decode(errors="replace") for word in self._interned.tolist()]
             for field in STRINGS:
                 column = rows[field.name].tolist()
                 names[field.name] = (
@@ -137,6 +137,6 @@ class Ring:
                     if field.interned
                     else [text.decode() for text in column]
                 )
-        except (ValueError, IndexError) as error:  # memory that somebody wrote over
+        except (ValueError, IndexError) as error:  # the shared memory was overwritten
             raise EventRefused(f"a row is no event: {error}") from error
         return EventBatch(origin, sequence, numbers, names, rows["features"])

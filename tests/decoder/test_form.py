@@ -8,7 +8,10 @@ from pathlib import Path
 import decoder
 
 ARGUMENTS, COMPILED_ARGUMENTS, LINES = 7, 6, 50
-ROOMS = ("core", "policy", "drafting", "engines", "compiled.py")
+ROOMS = (
+    "core", "policy", "drafting", "engines", "telemetry", "kafka", "contracts", "tenancy",
+    "experiment", "compiled.py", "worker.py",
+)  # fmt: skip
 LARGER = {
     "__init__ of DraftRouter",  # a constructor, by keywords
     "correct",  # of the Kalman filter

@@ -35,9 +35,9 @@ NAMED: Final = {str: "text", Path: "path", int: "whole number", float: "number"}
 MARKUP: Final = ("[bold]", "[/bold]", "\b")
 SERVING: Final = (("hvd_serving", "1 for the scope that the worker serves.", "worker, scope"),)
 SIDES: Final = (
-    ("hvd_side_tokens_total", "Tokens of steps that a side decided.", "worker, side"),
+    ("hvd_side_tokens_total", "Tokens of steps that a variant decided.", "worker, side"),
     ("hvd_side_seconds_total", "Seconds that these steps took.", "worker, side"),
-    ("hvd_fallback", "1 for the arm that the floor has in force.", "worker, arm"),
+    ("hvd_fallback", "1 for the fixed arm that the no-regret floor serves.", "worker, arm"),
 )
 SUMMED: Final = (
     ("records_refused_total", "Records that keep no contract.", "reason"),

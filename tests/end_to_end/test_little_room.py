@@ -96,7 +96,7 @@ def test_a_server_in_a_container_that_may_write_next_to_nothing(tmp_path: Path) 
     with serving(arguments, environment, port, tmp_path / "log") as server:
         assert ask(server)
         until(lambda: server.metric("hvd_tokens_total"), "figures of the worker")
-        told = "does not take what this worker has to tell"
+        told = "does not accept this worker's telemetry"
         until(lambda: told in server.log(), "what its exporter says")
         below = psutil.Process(server.child.process.pid).children(recursive=True)
         [engine] = [p for p in below if "EngineCore" in "".join(p.cmdline())]

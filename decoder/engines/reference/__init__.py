@@ -1,1 +1,1 @@
-"""A readable torch loop, batch 1, that runs every method through the router that serves."""
+"""A readable torch decoding loop, batch 1, that runs every method through the serving router."""

@@ -1,11 +1,11 @@
-"""Acceptance: how much of a draft the target commits, and the token it adds itself.
+"""Acceptance by rejection sampling: how much of a draft is committed, and the bonus token.
 
-Drafts here are deterministic given the prefix, which makes rejection sampling short (speculative
-sampling, arXiv 2211.17192, with a one-point draft distribution). A drafted token ``x`` is accepted
-with probability ``p(x)``; if not, ``x`` leaves ``p``, which is renormalised, and the token the
-target adds comes from what is left. What is committed has distribution ``p`` whatever was drafted.
+Drafts are deterministic given the prefix, so this is speculative sampling (arXiv 2211.17192) with a
+one-point draft distribution. A drafted token ``x`` is accepted with probability ``p(x)``. Else
+``x`` is removed from ``p``, which is renormalised, and the bonus is sampled from it. Committed
+tokens have distribution ``p``, whatever was drafted.
 
-*Bonus*: the target's own token after what was accepted.
+*Bonus*: the target's own token after the accepted ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from decoder.drafting.drafts import common_prefix
 
 
 def accept_greedy(draft: Sequence[int], choices: Sequence[int]) -> tuple[int, int]:
-    """Accept as long as the draft is what the target would choose.
+    """Accept as long as the draft equals the target's greedy choices.
 
     Args:
         choices: the target's most probable token after the prefix, then after each drafted one.
@@ -38,8 +38,8 @@ def accept_sampled(
 
     Args:
         probabilities: float64 (1 + drafted, vocabulary) on the CPU, the target's distribution after
-            the prefix, then after each drafted token; the row of one that is rejected is mutated.
-        generator: of the CPU; advanced.
+            the prefix, then after each drafted token. The row of a rejected token is mutated.
+        generator: on the CPU; advanced.
 
     Returns:
         tokens accepted, and the bonus.

@@ -1,4 +1,4 @@
-"""What drafts for one request: an EAGLE3 head that follows what is committed, and drafts."""
+"""Model drafter of one request: an EAGLE3 head with deferred prefill."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from decoder.drafting.eagle3 import KV, Eagle3Head
 class Drafter:
     """Drafts chains of at most ``length`` tokens.
 
-    What is committed while other arms are chosen is taken into the head's cache when it is next
-    asked to draft, in one pass: the same cache as in a pass each cycle (vLLM's drafting of zero
-    tokens), for less.
+    Tokens committed while other arms are chosen are prefilled in one pass before the next draft.
+    The cache is the same as with one pass a cycle (vLLM's drafting of zero tokens), for less time.
     """
 
     def __init__(self, head: Eagle3Head, embedding: nn.Module, length: int) -> None:
@@ -24,12 +23,12 @@ class Drafter:
         self._aux: list[Tensor] = []
 
     def follow(self, tokens: list[int], aux: Tensor) -> None:
-        """New committed positions: the target's states there, and the token after each."""
+        """Add committed positions: the target's states, and the token after each."""
         self._tokens += tokens
         self._aux.append(aux)
 
     def catch_up(self) -> tuple[Tensor, KV]:
-        """Take in what was followed; returns the last state and the cache of all positions."""
+        """Prefill the added positions; returns the last state and the cache of all positions."""
         if self._tokens:
             tokens = torch.tensor(self._tokens, device=self._aux[0].device)
             self._hidden, self._past = self._head.extend(
@@ -40,6 +39,6 @@ class Drafter:
         return self._hidden, self._past
 
     def draft(self, room: int) -> list[int]:
-        """A draft of which at most ``room`` > 0 tokens can be committed."""
+        """A draft of at most ``room`` > 0 tokens."""
         hidden, past = self.catch_up()
         return self._head.chain(self._embedding, hidden, past, min(self._length, room))

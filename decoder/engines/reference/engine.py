@@ -6,7 +6,7 @@
     session = Session(engine, method("frequency", threshold=4.0))
     generation = session.generate(prompt_ids, max_tokens=128)
 
-Every method runs through the same :class:`~decoder.core.router.DraftRouter` as in vLLM, so that
+Every method runs through the same :class:`~decoder.core.router.DraftRouter` as in vLLM, so its
 decisions, labels and events are those of production. A cycle is: choose, draft, verify, accept,
 observe.
 """
@@ -68,10 +68,10 @@ class ReferenceEngine:
         """Load a target and, if named, its EAGLE3 head: directories or hub names.
 
         Args:
-            dtype: a name of torch's.
+            dtype: name of a torch dtype.
 
         Raises:
-            ModelError: a model is missing, or the head was made for another target.
+            ModelError: a model is missing, or the head does not fit the target.
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils.logging import disable_progress_bar
@@ -101,27 +101,27 @@ class ReferenceEngine:
         )
 
     def drafter(self, method: Method) -> Drafter | None:
-        """What drafts for a new request; None without a model arm."""
+        """The model drafter of a new request; None without a model arm."""
         if not method.model or self.head is None:
             return None
         return Drafter(self.head, self.target.embedding, method.longest(self.settings))
 
     def clock(self) -> float:
-        """Seconds, once everything asked of the device is done."""
+        """Seconds, after all work queued on the device is done."""
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return time.perf_counter()
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Ends of text that the model's generation settings and its tokenizer name, as in vLLM."""
-    ends = getattr(model.generation_config, "eos_token_id", None)
-    named = ends if isinstance(ends, list) else [ends]
-    return frozenset(int(i) for i in (*named, tokenizer.eos_token_id) if i is not None)
+    """End-of-text tokens of the model's generation config and of its tokenizer, as in vLLM."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None)
 
 
 def _local(name: str | Path) -> Path:
-    """The directory of a checkpoint, fetched from the hub unless it is one already."""
+    """The directory of a checkpoint; a hub name is downloaded."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download

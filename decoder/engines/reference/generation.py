@@ -1,4 +1,4 @@
-"""What the reference engine is asked for, and what it reports."""
+"""Request options and results of the reference engine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from decoder.contracts.events import Arm
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sample at ``temperature`` > 0 from the whole distribution; one ``seed``, one output."""
+    """Sampling at ``temperature`` > 0 from the full distribution; a ``seed`` fixes the output."""
 
     temperature: float
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
-            raise EngineError("a sampling temperature is above 0: leave sampling out for greedy.")
+            raise EngineError("temperature must be above 0: leave sampling out for greedy.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class CycleRecord:
     accepted: int
     """Draft tokens committed."""
     us: float
-    """Proposing, deciding and drafting, the target's pass, and acceptance."""
+    """Time to propose, decide, draft, run the target, and accept."""
 
 
 @dataclass(frozen=True)

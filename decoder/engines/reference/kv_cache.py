@@ -1,4 +1,4 @@
-"""The target's KV cache: written in place, cut after rejections."""
+"""The target's KV cache: written in place, truncated after rejections."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 SPARE = 256
-"""Positions reserved beyond the prompt at first, so that short answers never copy their cache."""
+"""Positions reserved beyond the prompt, so that short answers never reallocate."""
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values (1, kv_heads, capacity, head_dim) of one layer; ``length`` are in use.
 
-    transformers' own growing layer copies everything it holds at every step.
+    transformers' own growing layer copies its whole content at every step.
     """
 
     is_sliding = False
@@ -61,7 +61,7 @@ def _with_capacity(states: Tensor, capacity: int) -> Tensor:
 
 
 class KVCache(Cache):  # type: ignore[misc]
-    """What a transformers model takes as ``past_key_values``, batch 1."""
+    """``past_key_values`` of a transformers model, batch 1."""
 
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=_Layer)
@@ -72,6 +72,6 @@ class KVCache(Cache):  # type: ignore[misc]
         return self.layers[0].length if self.layers else 0
 
     def keep(self, length: int) -> None:
-        """Keep the first ``length`` positions. Mutates."""
+        """Truncate to the first ``length`` positions. Mutates."""
         for layer in self.layers:
             layer.length = length

@@ -1,4 +1,4 @@
-"""Decoding methods: each is a policy of the one router, and what its model arm is."""
+"""Decoding methods: each is a policy for the same router, and options of its arms."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from decoder.settings import WorkerSettings
 NEVER, ALWAYS = inf, 0.0
 
 PAPER_FACTOR: Final = 1.0
-"""Tokens of a cache draft for each one matched (paper, Table 7): what its baselines are shown."""
+"""Draft tokens for each matched token, of the baselines (paper, Table 7)."""
 
 
 @dataclass(frozen=True)
 class Method:
     """How a session decodes.
 
-    A policy with threshold ``NEVER`` never verifies a cache draft, one with ``ALWAYS`` does
-    whenever there is one. ``model`` says that there is a model arm; else the arm ``none`` stands in
-    for it. Without ``cache`` there is no suffix cache at all, so that a baseline pays for nothing
-    it does not use, and nothing is labelled. ``model_limit`` cuts every model draft to that many
-    tokens. ``draft_factor`` stands in for the worker's ``suffix_max_factor``. ``rule`` makes what
-    a caller has choose in the place of ``policy``.
+    A policy with threshold ``NEVER`` never verifies a cache draft; one with ``ALWAYS`` verifies
+    every one. ``model``: whether there is a model arm; without it, the arm ``none`` takes its
+    place. Without ``cache`` there is no suffix cache, so a baseline pays only for what it uses, and
+    nothing is labelled. ``model_limit`` truncates model drafts to that many tokens.
+    ``draft_factor`` replaces the worker's ``suffix_max_factor``. ``rule`` makes a
+    decision rule, which the caller passes to the router instead of :func:`choose`.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Method:
     rule: Callable[[], Any] | None = None
 
     def drafting(self, settings: WorkerSettings) -> WorkerSettings:
-        """``settings`` with what the method has of its own."""
+        """``settings`` with the method's own values."""
         own = {} if self.draft_factor is None else {"suffix_max_factor": self.draft_factor}
         return settings.model_copy(update=own)
 
     def longest(self, settings: WorkerSettings) -> int:
-        """Tokens of a model draft at most."""
+        """Longest model draft, in tokens."""
         return min(settings.model_draft_tokens, self.model_limit or MAX_DRAFT)
 
     def router(
@@ -65,10 +65,10 @@ class Method:
         sink: Sink | None = None,
         rule: Callable[[Policy, Step], Chosen] = choose,
     ) -> DraftRouter:
-        """What decides by the method; its events go to ``sink``.
+        """A router for the method; its events go to ``sink``.
 
         Raises:
-            EngineError: the method has a rule, and ``rule`` is not made by it.
+            EngineError: the method has its own rule, and ``rule`` was not passed.
         """
         if self.rule is not None and rule is choose:
             raise EngineError(f"method {self.name!r} decides by a rule: pass it.")
@@ -89,9 +89,9 @@ def _learned(policy: Policy | None) -> Policy:
 
 
 def _matched(least: int) -> Policy:
-    """The cache draft where at least so many tokens of context matched, whatever it counts."""
+    """Choose the cache draft where at least ``least`` tokens of context matched."""
     weight = np.zeros((NUM_FEATURES, 1), np.float32)
-    weight[FEATURES.index("match_len")] = 2.0  # no draft is so short that it would not reach 0.5
+    weight[FEATURES.index("match_len")] = 2.0  # steep enough for every draft to reach 0.5
     bias = np.array([1.0 - 2.0 * least], np.float32)
     return Policy("", 0, 0.5, layers=((weight, bias),))
 
@@ -113,8 +113,8 @@ METHODS: Final[dict[str, Maker]] = {
 }
 """Makers by name. ``frequency`` is the paper's rule (counted score against a threshold), ``arctic``
 ArcticInference's (score against the length ``k`` of a model draft), ``match4`` TensorRT-LLM's (at
-least four tokens matched); ``hybrid`` is the learned policy. The baselines draft as the paper's
-Table 7 says, ``hybrid`` as the worker does."""
+least four tokens matched); ``hybrid`` is the learned policy. The baselines draft with the options
+of the paper's Table 7, ``hybrid`` with the worker's."""
 
 
 def method(
@@ -125,15 +125,15 @@ def method(
     k: int = 4,
     makers: Mapping[str, Maker] = METHODS,
 ) -> Method:
-    """The method called ``name``, of ``makers``.
+    """The method called ``name``.
 
     Args:
-        policy: of ``hybrid``, which needs one.
-        threshold: of ``frequency``, tokens of counted score; 2 unless given.
-        k: the score ``arctic`` asks for.
+        policy: for ``hybrid``, which needs one.
+        threshold: for ``frequency``, tokens of counted score; 2 by default.
+        k: for ``arctic``, the required score.
 
     Raises:
-        EngineError: no such method, or a learned policy is missing.
+        EngineError: there is no such method, or the learned policy is missing.
     """
     try:
         maker = makers[name]

@@ -1,4 +1,4 @@
-"""Sessions of the reference engine: one method at work, request after request.
+"""Sessions of the reference engine: one method, request after request.
 
 A cycle is: choose, draft, verify, accept, observe.
 """
@@ -27,10 +27,9 @@ from decoder.engines.reference.target import Read
 
 
 class Session:
-    """One method at work: what it generates stays in its suffix cache for later requests.
+    """One method with its suffix cache, which keeps outputs for later requests.
 
-    ``router.policy`` may be replaced at any time, as in a serving worker. Events go to ``sink``,
-    if there is one.
+    ``router.policy`` may be replaced at any time, as in a serving worker. Events go to ``sink``.
     """
 
     def __init__(
@@ -65,12 +64,12 @@ class Session:
         """Run one request to its end.
 
         Args:
-            sampling: greedy unless given.
-            stop_ids: in place of the engine's.
-            speculate: as the request option of the server: off verifies no drafts.
+            sampling: greedy by default.
+            stop_ids: instead of the engine's.
+            speculate: as the server's request option; False verifies no drafts.
 
         Raises:
-            EngineError: an empty prompt, or one that leaves no room in the context.
+            EngineError: the prompt is empty, or leaves no room in the context.
         """
         engine = self.engine
         if not prompt:
@@ -106,7 +105,7 @@ class Session:
 
 
 class _Request:
-    """The state of the request being decoded: caches and what was committed."""
+    """The state of the running request: caches and committed tokens."""
 
     _report: StepReport  # of the last step
 
@@ -143,8 +142,8 @@ class _Request:
         router, report = self._session.router, self._report
         decision = router.choose(report)[0]
         draft = self._draft(decision)
-        modelled = len(draft) if decision.arm == "model" else 0
-        router.drafted(report, [len(draft)], modelled)
+        model_tokens = len(draft) if decision.arm == "model" else 0
+        router.drafted(report, [len(draft)], model_tokens)
         position, committed = len(self.output), self._cache.length
         read = self._engine.target.verify(self.output[-1], draft, self._cache)
         accepted, bonus = self._accept(draft, read)
@@ -178,7 +177,7 @@ class _Request:
         return accept_sampled(draft, probabilities, self._generator)
 
     def _commit(self, tokens: list[int], verified: int, step_tokens: int) -> None:
-        """Report to the router, and take what lies before the request's end."""
+        """Report to the router, and append the tokens up to the request's end."""
         length = len(self.prompt) + len(self.output) + len(tokens)
         router = self._session.router
         self._report = router.report([self.name], [tokens], verified, length, step_tokens)

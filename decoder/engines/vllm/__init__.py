@@ -1,7 +1,7 @@
-"""Inside vLLM: the plugin and what it needs there; nothing else of ours knows vLLM.
+"""The vLLM plugin; no other package of this project imports vLLM.
 
-``plugin`` is the entry point, ``hooks`` says which of vLLM's methods it wraps, ``requirements``
-what vLLM may be started with. ``adapter`` stands between a model runner and the router, ``asked``
-reads a request, ``plan`` and ``ranks`` let several ranks do the same, ``profile`` times steps.
-``v1`` and ``v2`` are what one of vLLM's runners takes besides; ``configured`` says which it is.
+``plugin`` is the entry point, ``hooks`` lists the wrapped methods of vLLM, ``requirements`` the
+accepted settings. ``adapter`` connects a model runner to the router, ``request_options`` reads a
+request, ``plan`` and ``ranks`` synchronise ranks, ``profile`` times steps. ``v1`` and ``v2`` hold
+what only one of vLLM's runners needs; ``runner_choice`` selects the runner.
 """

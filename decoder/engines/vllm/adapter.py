@@ -1,16 +1,16 @@
-"""What stands between one vLLM model runner and our router: it reports what really ran.
+"""Adapter between one vLLM model runner and the router; it reports what really ran.
 
-A step goes like this:
+The calls of a step:
 
 ==================  ==============================================================================
-``before_step``     requests that ended are stopped
-``during_step``     the router does what the next choice can do without, while the target runs
-``decide``          what was committed is observed, the next drafts are chosen
-``drafted``         what was made of the choice is told
+``before_step``     stop the requests that ended
+``during_step``     bookkeeping of the router that the next choice does not need, beside the target
+``decide``          observe the committed tokens, choose the next drafts
+``drafted``         report the drafts that were made
 ==================  ==============================================================================
 
-Nothing in here raises into vLLM: a fault of ours costs a step its drafts, is counted, and is logged
-at most once a minute.
+Nothing here raises into vLLM: a fault costs a step its drafts, is counted, and is logged at most
+once a minute.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from decoder.worker import Worker
 
 RESTARTS: Final = 2
-"""A request that left the router is taken up again so often: what is wrong with it may stay."""
+"""How often a request that left the router is started again: its fault may be permanent."""
 
 
 class Adapter:
-    """The hybrid of one model runner; all its state is here."""
+    """Hybrid decoding of one model runner, with all its state."""
 
     def __init__(
         self,
@@ -58,19 +58,19 @@ class Adapter:
 
         Args:
             worker: None on a rank that follows another's decisions.
-            longest: draft tokens of a request that the engine was started for.
+            longest: longest draft that the engine was started for, in tokens.
         """
         self.worker = worker
         self.ranks = ranks or Ranks()
         self.limited_log = limited_log or LimitedLog()
         self.idle = ""
-        """Why nothing is drafted any more; "" while all is well."""
+        """Why drafting is disabled; "" while it is not."""
         self.unread: Collection[str] = ()
-        """Requests of the step that the model drafter does not read, nor drafts for."""
+        """Requests of the step for which the model drafter has no prefill, and makes no drafts."""
         self.usual = True
-        """Whether the step did no work that had waited: else it says nothing of costs."""
+        """Whether the step did no deferred work; only then its time informs the cost model."""
         self.ended: Collection[str] | None = None
-        """Requests that ended with the step; None where it could not be followed."""
+        """Requests that ended with the step; None where the step could not be observed."""
         self.has_model = has_model
         self.profile: WorkerProfile | None = None
         self._longest = longest
@@ -81,11 +81,11 @@ class Adapter:
         self._closed = False
 
     def before_step(self, ended: Collection[str]) -> None:
-        """Let go of the requests that ended."""
+        """Stop the requests that ended."""
         self.time(ours=True)
         for name in ended:
-            # Ends by limit or stop token were seen when they were committed; what is left ended
-            # by a stop string or by the client.
+            # The router has seen ends by limit or stop token; other requests ended by a stop string
+            # or by the client.
             if self.worker is not None:
                 with self.sparing("a request could not be stopped"):
                     self.worker.router.stop(name, "abort")
@@ -93,7 +93,7 @@ class Adapter:
         self.time(ours=False)
 
     def during_step(self, exposed: bool) -> None:
-        """Do what the next choice can do without; on a GPU the target's pass has just begun.
+        """Do the bookkeeping that the next choice does not need; on a GPU the target runs now.
 
         Args:
             exposed: whether the engine waits for it.
@@ -104,8 +104,8 @@ class Adapter:
             self.worker.router.settle(exposed)
 
     def after_step(self, idle: bool) -> None:
-        """Go on with a profile that is in doubt, where no request is there: vLLM runs a step of no
-        tokens when the last one has ended."""
+        """Continue a doubtful profile while the engine is idle: vLLM runs an empty step after the
+        last request."""
         profile = self.profile
         if not idle or profile is None or not profile.doubted or self.idle:
             return
@@ -115,12 +115,12 @@ class Adapter:
                 self.worker.router.costs = costs
 
     def decide(self, size: int, step: Callable[[], BatchStep]) -> Plan:
-        """Observe what a step committed, and choose what to draft next for the requests of the
-        batch, in its order. :meth:`drafted` is to be told what came of it.
+        """Observe the committed tokens of a step, and choose the next drafts of the batch, in its
+        order. Call :meth:`drafted` with the result.
 
         Args:
             size: requests of the batch.
-            step: reports it; called on the rank that leads.
+            step: reports the step; called on the leading rank.
         """
         self.ended = self._chosen = None
         if self.idle:
@@ -135,11 +135,11 @@ class Adapter:
         return plan
 
     def drafted(self, lengths: Sequence[int], k: int) -> None:
-        """Take in what was made of a plan: by row of the batch the length that will be verified at
-        most, and how many tokens the model drafter made."""
+        """Record the drafts that were made: their lengths, by row of the batch, and the number of
+        tokens that the model drafter made."""
         self.time(ours=True)
         if self.worker is not None and not self.idle:
-            with self.sparing("the router could not be told what was drafted"):
+            with self.sparing("the drafts of a step could not be recorded"):
                 if self._chosen is not None:
                     report, rows = self._chosen
                     if len(rows) < len(lengths):
@@ -148,41 +148,41 @@ class Adapter:
         self.time(ours=False)
 
     def failed(self) -> None:
-        """Count the exception being handled, of the model drafter, which made nothing. Ends the
-        process where there are several ranks: the others may have gone on."""
+        """Count the exception being handled, of the model drafter, which made no drafts. With
+        several ranks it ends the process, since the others may have gone on."""
         if self.ranks.size > 1:
             self.ranks.end("its model drafter failed, and others may go on.")
         self._count("the model drafter failed: this step goes on without its drafts")
 
     def rest(self, why: str) -> None:
-        """Draft nothing and report nothing from now on; requests go on as in plain vLLM."""
+        """Disable drafting and telemetry; requests go on as in plain vLLM."""
         if self.idle:
             return
         self.idle = why
-        self.limited_log.warning("no drafts any more: %s", why)
-        self.close()  # policies, telemetry, a name among workers: all belong to other weights
+        self.limited_log.warning("drafting is disabled: %s", why)
+        self.close()  # policies, telemetry and scope belong to the former weights
 
     def close(self) -> None:
-        """Send what is left; the runner is going down, or drafts no more."""
+        """Close the worker, which sends its last events."""
         if self.worker is not None and not self._closed:
             with self.sparing("the worker could not be closed"):
                 self.worker.close()
                 self._closed = True
 
     def _decided(self, step: BatchStep) -> Plan:
-        assert self.worker is not None, "only the rank that leads decides"
+        assert self.worker is not None, "only the leading rank decides"
         slots, size = self.worker.router.table.slots, len(step.names)
         for row in [row for row, name in enumerate(step.names) if name not in slots]:
             if self._restarts.get(step.names[row], 0) < RESTARTS:
-                with self.sparing("a request could not be taken up"):
-                    self._take_up(row, step)
+                with self.sparing("a request could not be started"):
+                    self._start(row, step)
         rows = [row for row, tokens in enumerate(step.sampled) if tokens]
         report = self._observed(step, rows)
         if report is None:
             return Plan.nothing(size)
         chosen: Decisions | None = None
         with self.sparing("choosing drafts failed: this step goes on without drafts"):
-            self._make_room(report, step, rows)
+            self._set_budget(report, step, rows)
             chosen = self.worker.router.choose(report)
         if chosen is None:
             return Plan.nothing(size)
@@ -194,8 +194,9 @@ class Adapter:
         return Plan.of(size, rows, given, rooms.tolist(), k)
 
     def _observed(self, step: BatchStep, rows: Sequence[int]) -> StepReport | None:
-        """The report of a step that advanced these ``rows``, as far as the router takes it in."""
-        assert self.worker is not None, "only the rank that leads decides"
+        """Have the router observe the step, which advanced ``rows``; None where that failed before
+        there was a report."""
+        assert self.worker is not None, "only the leading rank decides"
         router, report = self.worker.router, None
         names, sampled, states = step.names, step.sampled, step.states
         if len(rows) < len(names):
@@ -215,12 +216,12 @@ class Adapter:
             self.ended = ()
             if router.counters.stopped > stopped:
                 over = np.flatnonzero((before >= 0) & (report.advanced["slot"] < 0))
-                self.ended = [names[place] for place in over.tolist()]
+                self.ended = [names[index] for index in over.tolist()]
         return report
 
-    def _make_room(self, report: StepReport, step: BatchStep, rows: Sequence[int]) -> None:
-        """Fill in what the next step has room for. Mutates ``report``."""
-        waiting = 0  # tokens of prompts only partly read: nothing of them was committed yet
+    def _set_budget(self, report: StepReport, step: BatchStep, rows: Sequence[int]) -> None:
+        """Fill in the budget of the next step. Mutates ``report``."""
+        waiting = 0  # prompt tokens left to prefill
         if len(rows) < len(step.names):
             for state, name, tokens in zip(step.states, step.names, step.sampled, strict=True):
                 if not tokens:
@@ -229,26 +230,26 @@ class Adapter:
         full = step.step_tokens >= most
         report.budget = room(len(step.names), limits.vocabulary, most, waiting, full=full)
         if not limits.chunked:
-            self._steps += 1  # a prompt that is read whole may need all the room there is
+            self._steps += 1  # a prompt that is prefilled whole may need the whole budget
             report.budget *= self._steps % DRAFTS_SHARE > 0
         report.unable, report.waiting, report.capacity = self.unread, waiting, most
 
     def _longest_of(self, step: BatchStep, rows: Sequence[int]) -> int | NDArray[np.int64]:
-        """Draft tokens at most, of all requests or of each in ``rows``."""
-        assert self.worker is not None, "only the rank that leads decides"
+        """Longest draft, of all requests or of each in ``rows``."""
+        assert self.worker is not None, "only the leading rank decides"
         longest, table = min(self._longest, step.longest), self.worker.router.costs.table
         bound = [
             getattr(state.sampling_params, "structured_outputs", None) is not None
             for state in step.states
         ]
-        if table is NOMINAL or not any(bound):  # that has no unit of time yet
+        if table is NOMINAL or not any(bound):  # the nominal table has no unit of time
             return longest
         few = min(longest, under_grammar(sum(bound), table.time(len(bound))))
         return np.where(bound, few, longest)[rows]
 
-    def _take_up(self, row: int, step: BatchStep) -> None:
-        """Let the router follow a request that it does not, with the text that it has by now."""
-        assert self.worker is not None, "only the rank that leads decides"
+    def _start(self, row: int, step: BatchStep) -> None:
+        """Start a request in the router, with its text so far."""
+        assert self.worker is not None, "only the leading rank decides"
         state, name = step.states[row], step.names[row]
         text = text_of(state, step.ids_of(row), len(step.sampled[row]))
         if text is None:
@@ -257,12 +258,12 @@ class Adapter:
         if output:
             self._restarts[name] += 1
         assert self._identities is not None
-        asked, longest = state.sampling_params, step.limits.max_model_len
-        options = options_of(name, asked, longest, self._identities)
+        params, longest = state.sampling_params, step.limits.max_model_len
+        options = options_of(name, params, longest, self._identities)
         self.worker.router.start(name, prompt, options, output)
 
     def time(self, ours: bool) -> None:
-        """Say whether what follows is done by us, or by vLLM and its drafter."""
+        """Attribute the time from now on to this plugin, or to vLLM and its drafter."""
         if self.worker is not None:
             timer = self.worker.router.timer
             timer.enter() if ours else timer.leave()
@@ -275,32 +276,32 @@ class Adapter:
 
     @contextmanager
     def sparing(self, what: str) -> Iterator[None]:
-        """Spare vLLM an exception of ours: it is counted, and logged under ``what``."""
+        """Suppress an exception: it is counted, and logged under ``what``."""
         try:
             yield
-        except Exception:  # noqa: BLE001 - told by the limited_log
+        except Exception:  # noqa: BLE001 - logged
             self._count(what)
 
 
 def _given(
     chosen: Decisions, most: int | NDArray[np.int64], reach: NDArray[np.int64], vocabulary: int
 ) -> tuple[list[list[int]], NDArray[np.int64]]:
-    """The cache draft of each request, and tokens of a model draft that it may have.
+    """The cache draft of each request, and the longest model draft that it may have.
 
-    A cache draft ends before the first token that the target has no logit for: a prompt may hold
-    such marks.
+    A cache draft ends before the first token outside of the target's vocabulary, such as a
+    placeholder in a prompt.
 
     Args:
-        most: draft tokens of each at most.
+        most: longest draft of each.
         reach: tokens of each that the drafter has room for.
     """
     lens = np.minimum(chosen.lengths, most)
-    asked = chosen.rooms * (chosen.arms == MODEL)
-    rooms = np.maximum(np.minimum(np.minimum(asked, reach), most), 0)
+    wanted = chosen.rooms * (chosen.arms == MODEL)
+    rooms = np.maximum(np.minimum(np.minimum(wanted, reach), most), 0)
     tokens = chosen.tokens[:, : int(lens.max(initial=0))]
-    strange = tokens.view(np.uint32) >= vocabulary  # or below 0
-    if strange.any():
-        first = np.where(strange.any(1), strange.argmax(1), tokens.shape[1])
+    invalid = tokens.view(np.uint32) >= vocabulary  # or below 0
+    if invalid.any():
+        first = np.where(invalid.any(1), invalid.argmax(1), tokens.shape[1])
         lens = np.minimum(lens, first[chosen.drafts])
     listed = tokens.tolist()
     return [

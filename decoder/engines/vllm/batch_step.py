@@ -1,4 +1,4 @@
-"""What a model runner of vLLM, whichever it is, tells the adapter of a step that ran."""
+"""The record of a step that a model runner, V1 or V2, reports to the adapter."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from decoder.drafting.drafts import Tokens
 
 
 class EngineLimits(NamedTuple):
-    """What an engine was started with."""
+    """Limits of the engine."""
 
     vocabulary: int
     max_model_len: int  # tokens of a request
-    drafter_len: int  # tokens of a request that the model drafter reaches to
+    drafter_len: int  # tokens of a request that the model drafter can prefill
     step_tokens: int  # tokens of a step
-    chunked: bool  # whether a prompt may be read in parts
+    chunked: bool  # whether prefill is chunked
 
 
 @dataclass(slots=True)
 class BatchStep:
-    """A step by rows of the batch. ``states`` have the fields of vLLM's ``CachedRequestState`` that
-    are read, with what the step committed."""
+    """A step by rows of the batch. ``states`` have the used fields of vLLM's
+    ``CachedRequestState``, after the step."""
 
     limits: EngineLimits
     names: Sequence[str]
     states: Sequence[Any]
     sampled: Sequence[Sequence[int]]
-    """Tokens committed; none where a prompt is only partly read."""
+    """Tokens committed; none during a chunked prefill."""
     verified: Mapping[str, int]
-    """Draft tokens that were really verified, of requests that had any."""
+    """Draft tokens verified, by request; requests without any may be missing."""
     scheduled: Mapping[str, int]
-    """Tokens of each request that the step ran through the target."""
+    """Tokens that the step ran through the target, by request."""
     step_tokens: int
-    """Tokens of all."""
+    """Their sum."""
     longest: int
-    """Draft tokens of a request that the next step has places for."""
+    """Draft tokens that the next step reserves for a request."""
     ids_of: Callable[[int], Tokens]
-    """Gives the token ids of a row, int32, which begin with the prompt."""
+    """Returns the token ids of a row, int32, which begin with the prompt."""

@@ -1,9 +1,9 @@
-"""What one step drafts: decided once, and done alike by whoever runs the drafter.
+"""The plan of a step's drafts, decided once and followed by every rank that runs the drafter.
 
-Rank 0 sends it to the others as int32. The message holds step, rows, ``k`` and the number of given
-tokens; a number for each row, positive for given tokens and negative for a room; and the first of
-the tokens. Its length is fixed, so that ranks which disagree on the batch still notice. What is
-left of the tokens is apart.
+Rank 0 broadcasts it as int32. The message holds step, rows, ``k`` and the number of given tokens;
+for each row a number, positive for its given tokens, negative for its room; and the first of the
+tokens. Its length is fixed, so that ranks which disagree on the batch can detect it. The remaining
+tokens are a second message.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Message = NDArray[np.int32]
 
 HEADER: Final = 4
 INLINE: Final = 256
-"""Given tokens that the message holds: more than most steps propose, and still one packet."""
+"""Given tokens in the message: more than most steps propose, and still one packet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one step drafts, by rows of the batch.
+    """The drafts of one step, by rows of the batch.
 
-    ``given`` are tokens to propose as they are; in a row without, ``rooms`` says how many tokens of
-    the model's draft to propose at most. The model drafter makes ``k`` tokens.
+    ``given`` are the cache drafts; a row without one proposes at most ``rooms`` tokens of the
+    model's draft. The model drafter makes ``k`` tokens.
     """
 
     given: tuple[tuple[int, ...], ...]
@@ -48,7 +48,7 @@ class Plan:
         rooms: Sequence[int],
         k: int,
     ) -> Plan:
-        """A plan for a batch of ``size``, by those ``rows`` of it that may have a draft."""
+        """A plan for a batch of ``size``, of which only ``rows`` may have a draft."""
         if len(rows) == size:
             return cls(tuple(map(tuple, given)), tuple(rooms), k)
         drafts, left = list[tuple[int, ...]]([()] * size), [0] * size
@@ -57,7 +57,7 @@ class Plan:
         return cls(tuple(drafts), tuple(left), k)
 
     def proposals(self, made: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Each row's draft; ``made`` are the model's, in rows, some or all of which may lack."""
+        """Each row's draft; ``made`` are the model's, by rows, of which the last may be missing."""
         rows = [*made, *((),) * (len(self.given) - len(made))]
         return [
             list(given) or list(model[:room])
@@ -66,26 +66,26 @@ class Plan:
 
 
 def write(message: Message, step: int, rows: int, plan: Plan) -> Message:
-    """Fill the message, in place; returns the given tokens that it has no room for.
+    """Fill the message in place; returns the given tokens beyond ``INLINE``.
 
     Raises:
-        ValueError: not a plan for so many rows.
-        OverflowError: a token that is none.
+        ValueError: the plan has another number of rows.
+        OverflowError: a token is no int32.
     """
     if not len(plan.given) == len(plan.rooms) == rows:
         raise ValueError(f"a plan of {len(plan.given)} rows for a step of {rows}.")
     given = np.array([token for row in plan.given for token in row], np.int32)
-    held = given[:INLINE]
+    inline = given[:INLINE]
     message[:HEADER] = step, rows, plan.k, len(given)
     message[HEADER : HEADER + rows] = [
         len(row) or -room for row, room in zip(plan.given, plan.rooms, strict=True)
     ]
-    message[len(message) - INLINE :][: len(held)] = held
+    message[len(message) - INLINE :][: len(inline)] = inline
     return given[INLINE:]
 
 
 def read(message: Message, rest: Message) -> Plan:
-    """The plan that was written; ``rest`` is what :func:`write` returned."""
+    """The plan in ``message``; ``rest`` is the result of :func:`write`."""
     _, rows, k, count = message[:HEADER].tolist()
     numbers = message[HEADER : HEADER + rows]
     tokens = np.concatenate([message[len(message) - INLINE :][:count], rest]).tolist()

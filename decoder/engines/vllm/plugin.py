@@ -1,9 +1,9 @@
 """The entry point of group ``vllm.general_plugins``: hybrid verified decoding inside vLLM.
 
-vLLM keeps its loop, scheduler, sampler and KV cache. What is wrapped stands in ``hooks``, what the
-engine may be started with in ``requirements``; the :class:`~decoder.engines.vllm.adapter.Adapter`
-does the work. With ``method: eagle3`` both arms exist, with ``method: suffix`` ``cache`` and
-``none``.
+vLLM keeps its loop, scheduler, sampler and KV cache. ``hooks`` lists the wrapped methods,
+``requirements`` the accepted settings; the :class:`~decoder.engines.vllm.adapter.Adapter` does the
+work. ``method: eagle3`` has the arms ``cache``, ``model`` and ``none``; ``method: suffix`` has
+``cache`` and ``none``.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ log = logging.getLogger(__name__)
 _WEIGHTS: Final = "the weights are not those it was started with; restart the server to draft again"
 
 
-def _is_switched_on(said: str | None) -> bool:
+def _is_enabled(value: str | None) -> bool:
     try:
-        return TypeAdapter(bool).validate_python(said or "off")
+        return TypeAdapter(bool).validate_python(value or "off")
     except ValidationError:
         raise SettingsError(
-            f"HVD_WORKER_ENABLED={said} is neither on nor off: set 1, or unset it."
+            f"HVD_WORKER_ENABLED={value} is neither on nor off: set 1, or unset it."
         ) from None
 
 
 def _reach_ray() -> None:
-    """Ray's workers get copies of named variables alone: without ours no start would succeed."""
+    """Have vLLM copy ``HVD_`` variables to Ray's workers, which get only listed ones."""
     name = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
-    given = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
-    if "HVD_" not in given:
-        os.environ[name] = ",".join([*given, "HVD_"])
+    prefixes = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+    if "HVD_" not in prefixes:
+        os.environ[name] = ",".join([*prefixes, "HVD_"])
 
 
 def register() -> None:
     """Entry point; vLLM calls it in each of its processes, perhaps more than once.
 
     Raises:
-        EngineError: switched on, but this vLLM cannot host it.
+        EngineError: the plugin is enabled, and this version of vLLM is not supported.
         SettingsError: a setting has an unknown name or a bad value.
     """
-    if not _is_switched_on(os.environ.get("HVD_WORKER_ENABLED")):
+    if not _is_enabled(os.environ.get("HVD_WORKER_ENABLED")):
         return
     new_key = ensure_key(os.environ)  # before vLLM starts its other processes, which inherit it
     _reach_ray()
@@ -81,10 +81,10 @@ def register() -> None:
     if current_platform.is_cpu():
         import_module("vllm.v1.worker.cpu_worker")  # defines a subclass that is wrapped below
 
-    ours, theirs = logging.getLogger("decoder"), logging.getLogger("vllm")
-    ours.handlers, ours.propagate = theirs.handlers, False
-    ours.setLevel(theirs.getEffectiveLevel())
-    # Its selector warns of every pause of a tenth of a second, which a busy machine is full of.
+    decoder_log, vllm_log = logging.getLogger("decoder"), logging.getLogger("vllm")
+    decoder_log.handlers, decoder_log.propagate = vllm_log.handlers, False
+    decoder_log.setLevel(vllm_log.getEffectiveLevel())
+    # Its selector warns of every pause of 0.1 s, and a busy machine has many.
     logging.getLogger("kafka").setLevel(logging.ERROR)
     if new_key:
         log.info("names are hashed under a new key: set %s to keep pseudonyms comparable", VARIABLE)
@@ -100,7 +100,7 @@ def _load_model(
     from vllm.distributed.parallel_state import get_tp_group
 
     group = get_tp_group()
-    # vLLM sets up its logs after it loads plugins. What all ranks would say alike, the first says.
+    # vLLM configures logging after it loads plugins. Only the first rank logs.
     level = logging.getLogger("vllm").getEffectiveLevel()
     logging.getLogger("decoder").setLevel(logging.ERROR if group.rank_in_group else level)
     requirements.check(self.vllm_config, settings)
@@ -118,8 +118,8 @@ def _load_model(
 def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
     from vllm.distributed.parallel_state import get_tp_group
 
-    # Brings numba, which must not be there before vLLM's CPU worker begins: that looks through all
-    # modules for kernels and stumbles over llvmlite's library object.
+    # Imports numba, which must not happen before vLLM's CPU worker starts: that searches all
+    # modules for kernels, and fails at llvmlite's library object.
     from decoder.engines.vllm.adapter import Adapter
 
     config, group = runner.vllm_config, get_tp_group()
@@ -136,7 +136,7 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
 def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     from transformers import AutoTokenizer
 
-    from decoder.worker import make_worker  # late, as the adapter is
+    from decoder.worker import make_worker  # late, as the adapter
 
     config, model = runner.vllm_config, runner.vllm_config.model_config
     drafts = config.speculative_config
@@ -146,7 +146,7 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     )
     settings = requirements.within(config, settings)
     replica = config.parallel_config.data_parallel_index
-    if replica:  # where a name is set, it is the same for all replicas
+    if replica:  # a configured name is the same for all replicas
         settings = settings.model_copy(update={"name": f"{settings.name}-{replica}"})
     return make_worker(
         settings,
@@ -155,8 +155,7 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
         token_classes_of(tokenizer, model.get_vocab_size()),
         drafter is not None,
         longest=longest_draft(config),
-        target=readable(model.model),
-        drafter=readable(drafter) if drafter else "",
+        names=(readable(model.model), readable(drafter) if drafter else ""),
     )
 
 
@@ -190,17 +189,17 @@ def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
 def _reload_weights(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return original(self, *args, **kwargs)
-    finally:  # weights that were loaded half-way are others, too
-        _rest(self)
+    finally:  # partly loaded weights are other weights too
+        _disable(self)
 
 
 def _sleep(original: Callable[..., Any], self: Any, level: int = 1) -> Any:
     if level > 1:
-        _rest(self)
+        _disable(self)
     return original(self, level)
 
 
-def _rest(worker: Any) -> None:
+def _disable(worker: Any) -> None:
     adapter = adapter_of(worker.model_runner)
     if adapter is not None:
         adapter.rest(_WEIGHTS)
@@ -216,9 +215,9 @@ def _shutdown(original: Callable[..., Any], self: Any) -> Any:
 
 
 def _validate(original: Callable[..., Any], parameters: Any, speculative_config: Any) -> None:
-    """What vLLM checks, and that no probabilities of named tokens are asked for.
+    """vLLM's checks, and a refusal of ``logprob_token_ids``.
 
-    Beside drafts they are not made, or end the engine: rows of its sampler differ in width then.
+    With drafts vLLM ignores them, or the engine ends, since rows of its sampler differ in width.
     """
     original(parameters, speculative_config)
     if speculative_config is not None and parameters.logprob_token_ids:
@@ -231,7 +230,7 @@ def _validate(original: Callable[..., Any], parameters: Any, speculative_config:
 
 
 def _without_trees(original: Callable[..., Any], self: Any) -> Any:
-    """vLLM's checks of a config whose method is ``suffix``, but for the one of a package."""
+    """vLLM's checks of the method ``suffix``, without the one for an installed package."""
     from vllm.config import speculative
 
     speculative.has_arctic_inference = lambda: True
@@ -251,4 +250,4 @@ AROUND: Final[dict[str, Callable[..., Any]]] = {
     "_validate_suffix_decoding": _without_trees,
     **v1.AROUND,
 }
-"""What stands around each method that is wrapped, but for ``load_model``, which takes settings."""
+"""Wrappers by name of the method; that of ``load_model`` is bound to settings in ``register``."""

@@ -1,11 +1,11 @@
 """The cost profile of a vLLM worker: steps of several sizes, timed at start.
 
-The sizes go to the largest step that decoding makes (each request with its longest draft, as far as
-the engine batches so many tokens and their logits have room), at the sizes of the engine's own
-graphs where it has any. A step is timed as vLLM's own dummy run plus the logits of all its tokens,
-and drafting a token as the drafter's, plus the choice of one for each request; what that leaves out
-(attention over a long context, sampling, scheduling) is added by the corrections of every step
-served. A profile that is in doubt is taken again while no request is there.
+The sizes reach up to the largest decoding step (each request with its longest draft, within the
+engine's batch limit and the memory for logits). Where the engine has CUDA graphs, their sizes are
+used. A step is timed as vLLM's dummy run plus the logits of all tokens; drafting a token as the
+drafter's dummy run plus sampling for each request. Attention over long contexts, sampling and
+scheduling are left out; corrections from served steps add them. A doubtful profile is repeated
+while the engine is idle.
 """
 
 from __future__ import annotations
@@ -27,34 +27,33 @@ from decoder.engines.vllm.requirements import longest_draft
 log = logging.getLogger(__name__)
 
 CPU_SECONDS: Final = 6.0
-"""What a profile may take of a start without an accelerator: steps of many tokens never pay there.
-"""
+"""Time for a profile at start on a CPU, where steps of many tokens never pay."""
 IDLE_SECONDS: Final = 1.0
-"""What a request may wait for a profile that is taken again."""
+"""Time slice of a repeated profile, for which a new request may have to wait."""
 ATTEMPTS: Final = 3
-"""Profiles that are taken again until one is believed."""
+"""Most repetitions of a doubtful profile."""
 MANY: Final = 16
-"""Requests that drafting is timed for, beside one."""
+"""Drafting is timed for one request and for this many."""
 
 
 class WorkerProfile:
-    """The profile of one runner: ``taken`` on the rank that leads. ``doubted`` says, on all ranks
-    alike, whether it is to go on."""
+    """The profile of one runner, in ``taken`` on the leading rank. ``doubted``, the same on all
+    ranks: whether profiling must continue."""
 
     def __init__(self, runner: Any, scope: str, ranks: Ranks) -> None:
-        """Nothing is timed yet."""
+        """An empty profile."""
         self.doubted = False
         self._runner, self._scope, self._ranks = runner, scope, ranks
         self.taken, self._again = nothing(runner, scope), 0
 
     def take(self, seconds: float | None = None) -> LiveCosts | None:
-        """Time steps for so long, or for the whole budget at start. Mutates, nothing else lasts.
+        """Time steps for ``seconds``, or for the whole budget at start. Mutates only the profile.
 
         Returns:
-            Costs to serve by, on the rank that leads; None where there are no new ones.
+            new costs, on the leading rank; None where there are none.
 
         Raises:
-            Exception: what a step raised, on that rank; no further one is timed then.
+            Exception: on the leading rank, raised by a step; no further one is timed.
         """
         doubted = False
         try:
@@ -69,9 +68,9 @@ class WorkerProfile:
                 doubted = self._again < ATTEMPTS
                 self.taken, self._again = nothing(self._runner, self._scope), self._again + 1
                 log.warning(
-                    "step times are not believed (%s): prices have the usual shape %s", doubt,
-                    "until steps are timed again while no request is there" if doubted
-                    else "and follow the steps that are served",
+                    "step times are implausible (%s): the default cost model is used %s", doubt,
+                    "until steps are timed again while the engine is idle" if doubted
+                    else "and corrected by served steps",
                 )  # fmt: skip
                 if seconds is not None:
                     return None
@@ -83,7 +82,7 @@ class WorkerProfile:
 
 
 def nothing(runner: Any, scope: str) -> Profile:
-    """The profile of a runner of which nothing is timed yet."""
+    """An empty profile of a runner."""
     on_cpu, config = runner.device.type == "cpu", runner.vllm_config
     model, most = config.model_config, largest_step(runner)
     device = platform.processor() or platform.machine()
@@ -92,7 +91,7 @@ def nothing(runner: Any, scope: str) -> Profile:
     how = "eager" if model.enforce_eager else "graph"
     suffix, v2 = config.speculative_config.method == "suffix", config.use_v2_model_runner
     return Profile(
-        # what it is valid for
+        # the setup that it is valid for
         f"{scope}/{device}/{torch.get_num_threads()}/{model.dtype}/{how}",
         most=most,
         graphs=graphs(runner),
@@ -103,7 +102,7 @@ def nothing(runner: Any, scope: str) -> Profile:
 
 
 def timed(runner: Any, taken: Profile, ranks: Ranks, seconds: float | None) -> bool | None:
-    """Time target and drafter apart, into ``taken``; whether that came to its end, None on ranks
+    """Time target and drafter separately, into ``taken``; whether it is complete, None on ranks
     that follow."""
     v2 = runner.vllm_config.use_v2_model_runner
 
@@ -112,7 +111,7 @@ def timed(runner: Any, taken: Profile, ranks: Ranks, seconds: float | None) -> b
             torch.accelerator.synchronize()
 
     def step(tokens: int) -> None:
-        # One token is never a draft: timed as it will run, on a full graph where there is one.
+        # A step of one token has no draft: it runs on a full graph where there is one.
         plain = tokens == 1 and not v2
         hidden, _ = runner._dummy_run(tokens, uniform_decode=plain, is_graph_capturing=True)
         runner.model.compute_logits(hidden[:tokens])
@@ -121,12 +120,12 @@ def timed(runner: Any, taken: Profile, ranks: Ranks, seconds: float | None) -> b
     measure = partial(taken.take, seconds=seconds)
     if runner.vllm_config.speculative_config.method == "suffix":
         return ranks.conduct(measure, step)
-    # vLLM's own dummy run would include it
+    # vLLM's dummy run includes the drafter: it is replaced meanwhile
     drafter, run = (runner.speculator, "propose") if v2 else (runner.drafter, "dummy_run")
     alone, given = getattr(drafter, run), dict[str, Any]()
 
     def draft(rows: int) -> float:
-        if v2:  # its arguments lie in buffers that the next run of the target overwrites
+        if v2:  # its arguments are buffers that the next run of the target overwrites
             drafter.propose = lambda **arguments: given.update(arguments)
             runner._dummy_run(rows)
             wait()
@@ -147,7 +146,7 @@ def timed(runner: Any, taken: Profile, ranks: Ranks, seconds: float | None) -> b
 
 
 def graphs(runner: Any) -> tuple[int, ...]:
-    """Sizes that a step is padded to, ascending; none where the engine captures no graphs."""
+    """Sizes that steps are padded to, ascending; none where the engine captures no graphs."""
     config = runner.compilation_config
     if runner.device.type == "cpu" or not config.cudagraph_mode:
         return ()

@@ -1,11 +1,10 @@
-"""Several ranks of one engine: rank 0 decides, the others draft what it decided.
+"""Tensor-parallel ranks: rank 0 decides and broadcasts its plan, the others follow it.
 
-Under tensor parallelism every rank runs the same step on its part of the weights, and each pass of
-the model drafter is made of collectives: ranks that do not agree on a pass wait for each other for
-ever, or add up what does not belong together. So one rank has the router, with its policies, caches
-and telemetry, and one broadcast tells the rest its :class:`Plan` for each step, by which all run
-the drafter. Where that fails on a rank, the rank ends its process, and vLLM then ends the engine,
-as it does by itself: nobody else knows how far the rank came.
+Every rank runs the same step on its part of the weights, and each pass of the model drafter
+consists of collectives. Ranks that disagree on a pass would wait for each other for ever, or reduce
+unrelated tensors. So only rank 0 has the router, with its policies, caches and telemetry. It
+broadcasts one :class:`Plan` a step, by which all run the drafter. A rank that fails in it ends its
+process, and vLLM then ends the engine: the other ranks cannot know how far it came.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ _STOP: Final = -1
 
 
 class Ranks:
-    """The ranks of one tensor-parallel group, as one of them sees them; alone, it sends nothing."""
+    """One rank's view of its tensor-parallel group; a single rank sends nothing."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None, most_rows: int = 0) -> None:
-        """Join the others; nothing is sent yet.
+        """Prepare; nothing is sent yet.
 
         Args:
             group: a process group for CPU tensors, of ``size`` ranks in the same order.
-            most_rows: requests of a batch at most.
+            most_rows: most requests of a batch.
         """
         self.rank, self.size, self._group = rank, size, group
         self._message = np.zeros(HEADER + most_rows + INLINE, np.int32)
@@ -47,7 +46,7 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank decides, and is the one that has the router."""
+        """Whether this rank decides: it has the router."""
         return self.rank == 0
 
     def agree(
@@ -56,40 +55,40 @@ class Ranks:
         """The plan of this step, the same on all ranks.
 
         Args:
-            decide: makes a plan of so many rows; runs on rank 0 alone.
-            failed: told, while the exception is handled, that it made none: the step then drafts
+            decide: makes a plan of ``rows`` rows; called on rank 0 alone.
+            failed: called while an exception of ``decide`` is handled; the step then drafts
                 nothing.
 
-        Ends the process where the ranks are not at the same step, or out of reach of each other.
+        Ends the process where the ranks are at different steps, or cannot communicate.
         """
         self._step += 1
         if not self.leads:
             return self._received(rows)
         try:
             plan = decide()
-            rest = write(self._message, self._step, rows, plan) if self.size > 1 else ()
-        except Exception:  # noqa: BLE001 - told by the caller
+            remaining = write(self._message, self._step, rows, plan) if self.size > 1 else ()
+        except Exception:  # noqa: BLE001 - ``failed`` logs it
             failed()
             plan = Plan.nothing(rows)
-            rest = write(self._message, self._step, rows, plan) if self.size > 1 else ()
+            remaining = write(self._message, self._step, rows, plan) if self.size > 1 else ()
         self._broadcast(self._tensor)
-        if len(rest):
-            self._broadcast(torch.from_numpy(rest))
+        if len(remaining):
+            self._broadcast(torch.from_numpy(remaining))
         return plan
 
     def conduct(self, measure: Callable[..., T], *steps: Callable[[int], Any]) -> T | None:
-        """``measure(*steps)`` on rank 0, whose clock decides what to run; the rest run the same.
+        """Call ``measure(*steps)`` on rank 0, whose clock decides; other ranks run the same steps.
 
         Args:
-            steps: each runs so many tokens or rows on this rank; ``measure`` gets what rank 0's
-                returns.
+            steps: each runs a number of tokens or rows on this rank; ``measure`` gets the result of
+                rank 0.
 
         Returns:
-            What ``measure`` returned; None on the other ranks.
+            the result of ``measure``; None on the other ranks.
 
         Raises:
-            Exception: what ``measure`` or a step raised, on rank 0. The rest log theirs, and await
-                its next order: every rank had it, or none ever comes.
+            Exception: on rank 0, raised by ``measure`` or a step. Other ranks log theirs and wait
+                for the next order: either every rank failed, or there is no further order.
         """
         if self.size == 1:
             return measure(*steps)
@@ -116,32 +115,32 @@ class Ranks:
                 log.exception("rank %d cannot run a step of %d", self.rank, n)
 
     def told(self, flag: bool) -> bool:
-        """What rank 0 says, whatever the others do."""
+        """Broadcast rank 0's ``flag``; the others' are ignored."""
         order = torch.tensor([flag], dtype=torch.int32)
         self._broadcast(order)
         return bool(order)
 
     def end(self, why: str) -> NoReturn:
         """End this process, and the engine with it; an exception being handled is logged."""
-        # vLLM only logs what a rank other than the first raises, and would go on without it.
+        # vLLM only logs an exception of a rank other than the first, and would go on without it.
         log.critical(
             "rank %d of %d ends, and the engine with it: %s", self.rank, self.size, why,
             exc_info=sys.exc_info()[1],
         )  # fmt: skip
         logging.shutdown()
-        # Leaving by an exception, vLLM would first take its process groups down, and gloo waits in
-        # there for the collective that never ends.
+        # On an exception vLLM would first destroy its process groups, where gloo waits for the
+        # collective that never ends.
         os._exit(1)
 
     def _received(self, rows: int) -> Plan:
         self._broadcast(self._tensor)
-        *there, _, count = self._message[:HEADER].tolist()
-        if there != (here := [self._step, rows]):
-            self.end(f"rank 0 is at (step, requests) {tuple(there)}, and not at {tuple(here)}.")
-        rest = np.empty(max(count - INLINE, 0), np.int32)
-        if len(rest):
-            self._broadcast(torch.from_numpy(rest))
-        return read(self._message, rest)
+        *sent, _, count = self._message[:HEADER].tolist()
+        if sent != (own := [self._step, rows]):
+            self.end(f"rank 0 is at (step, requests) {tuple(sent)}, and not at {tuple(own)}.")
+        remaining = np.empty(max(count - INLINE, 0), np.int32)
+        if len(remaining):
+            self._broadcast(torch.from_numpy(remaining))
+        return read(self._message, remaining)
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         if self.size == 1:

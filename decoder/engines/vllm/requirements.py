@@ -1,7 +1,7 @@
-"""What this plugin makes of vLLM's settings: a table, read at load and printed in docs/reference.
+"""Table of vLLM's settings: accepted, clamped or refused. Checked at load, printed in the docs.
 
-Every setting that matters here is *accepted*, *clamped* (taken with a limit, which the log tells)
-or *refused* with one sentence that says what to set. A refusal comes before the weights are loaded.
+Each relevant setting is *accepted*, *clamped* (accepted with a limit, which is logged) or *refused*
+with one sentence on what to set. A refusal comes before the weights are loaded.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ HOW_TO_START: Final = (
 )
 _PROCESSORS: Final = "vllm.logits_processors"
 VERIFIED: Final = 128
-"""Draft tokens of a request that vLLM's sampler verifies in a step; at one more it asserts, and the
-engine ends (``MAX_SPEC_LEN``)."""
+"""Most draft tokens of a request in a step (``MAX_SPEC_LEN``): with more, an assertion of vLLM's
+sampler ends the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What becomes of a setting that has certain values, and why.
+    """The verdict on certain values of a setting, and the reason.
 
-    ``applies`` says of a ``VllmConfig`` and our settings whether they have them; None stands for
-    what is only seen while serving.
+    ``applies`` tests a ``VllmConfig`` and the worker's settings for these values; None for events
+    that occur only while serving.
     """
 
     setting: str
@@ -59,7 +59,7 @@ def _places(config: Any) -> int:
 
 
 def longest_draft(config: Any) -> int:
-    """Draft tokens of one request that the engine has places, counters and a sampler for."""
+    """Longest draft of a request that the engine supports, in tokens."""
     return min(_places(config), VERIFIED)
 
 
@@ -68,7 +68,7 @@ def _eagle3(config: Any) -> bool:
 
 
 def _absent(config: Any) -> bool:
-    """Whether the number is what vLLM takes where none was given."""
+    """Whether the number is vLLM's default."""
     depth = config.speculative_config.suffix_decoding_max_tree_depth
     return _method(config) == "suffix" and _places(config) == depth
 
@@ -88,7 +88,7 @@ def _moe_replicas(config: Any) -> bool:
 
 
 def _has_min_p(config: Any) -> bool:
-    """Whether the model's own generation settings, or the operator's, ask for it."""
+    """Whether the generation config, the model's or the operator's, sets it."""
     return float(config.model_config.get_diff_sampling_param().get("min_p") or 0.0) > 0.0
 
 
@@ -97,20 +97,20 @@ def _has_processors(config: Any) -> bool:
 
 
 def reads_with_positions_alone(config: Any) -> bool:
-    """Whether what the drafter reads is a matter of tokens and positions, so it may read late."""
+    """Whether the drafter's inputs are tokens and positions only, so prefill may be deferred."""
     model = config.model_config
     return not (
         model.is_multimodal_model
         or model.uses_mrope
         or config.kv_transfer_config is not None
         or config.parallel_config.data_parallel_size > 1
-        or config.parallel_config.tensor_parallel_size > 1  # what waits would have to be alike
+        or config.parallel_config.tensor_parallel_size > 1  # ranks would have to defer the same
     )
 
 
 REQUIREMENTS: Final = (
     Requirement("--speculative-config", "absent", "refused",
-        f"drafts need a place in vLLM's steps. {HOW_TO_START}",
+        f"vLLM reserves no room for drafts in its steps. {HOW_TO_START}",
         lambda c, _: c.speculative_config is None),
     Requirement("method", "eagle3", "accepted", "cache drafts, model drafts, or none, by the cycle",
         lambda c, _: _eagle3(c)),
@@ -120,22 +120,22 @@ REQUIREMENTS: Final = (
         f'set "method" to "eagle3" or "suffix": no other drafter can be hybrid. {HOW_TO_START}',
         lambda c, _: c.speculative_config is not None and _method(c) not in runner_choice.METHODS),
     Requirement("num_speculative_tokens", "1 or more", "accepted",
-        "no draft of any arm is ever longer; 64 is the paper's, and a smaller one cuts copied "
-        "stretches into more cycles", lambda c, _: _places(c) >= 1),
+        "limit of the drafts of all arms; the paper's is 64, and a smaller one splits copied text "
+        "into more cycles", lambda c, _: _places(c) >= 1),
     Requirement("num_speculative_tokens", "above 128", "clamped",
-        "drafts are cut to 128 tokens: vLLM's sampler ends the engine at a longer one",
+        "drafts are limited to 128 tokens: a longer one ends the engine in vLLM's sampler",
         lambda c, _: _places(c) > VERIFIED),
     Requirement("num_speculative_tokens", "absent with suffix", "clamped",
-        "vLLM then takes suffix_decoding_max_tree_depth, 24 by default: cache drafts are cut there",
+        "it is then suffix_decoding_max_tree_depth, 24 by default, which limits cache drafts",
         lambda c, s: _absent(c) and _places(c) < s.suffix_max_draft),
     Requirement("num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT", "clamped",
-        "cache drafts are cut to it: set both alike for longer ones",
+        "cache drafts are limited to it: set both to the same number for longer ones",
         lambda c, s: _places(c) < s.suffix_max_draft and not _absent(c)),
     Requirement("num_speculative_tokens", "below HVD_WORKER_MODEL_DRAFT_TOKENS", "clamped",
-        "model drafts are cut to it",
+        "model drafts are limited to it",
         lambda c, s: _eagle3(c) and _places(c) < s.model_draft_tokens),
     Requirement("num_speculative_tokens_per_batch_size", "given", "clamped",
-        "taken as a second limit for each step's drafts: the policy weighs the batch itself, so "
+        "a second limit for each step's drafts: the policy takes the batch size into account, so "
         "leave it out",
         lambda c, _: c.speculative_config.num_speculative_tokens_per_batch_size is not None),
     Requirement("max_model_len of the drafter", "below the model's", "clamped",
@@ -148,47 +148,47 @@ REQUIREMENTS: Final = (
         and not c.use_v2_model_runner
         and not c.speculative_config.disable_padded_drafter_batch),
     Requirement("disable_padded_drafter_batch", "true with eagle3 on the V2 runner", "clamped",
-        "it is of no use there, and vLLM 0.32 then schedules step by step: leave it out",
+        "it has no effect there, and makes vLLM 0.32 schedule synchronously: leave it out",
         lambda c, _: _eagle3(c)
         and c.use_v2_model_runner
         and c.speculative_config.disable_padded_drafter_batch),
     Requirement("disable_eagle_block_drop", "true or false", "accepted",
-        "true: a shared prefix is taken from the cache whole; false: its last block (128 tokens on "
-        "a CPU) is read again for one place of the drafter's cache", lambda c, _: _eagle3(c)),
+        "true: a shared prefix is reused whole; false: its last block (128 tokens on a CPU) is "
+        "prefilled again for one position of the drafter's cache", lambda c, _: _eagle3(c)),
     Requirement("draft_sample_method", "probabilistic", "refused",
-        'set "draft_sample_method": "greedy": vLLM would compare drafts of the cache with '
-        "probabilities of the drafter's, and outputs would no longer be the target's own.",
+        'set "draft_sample_method": "greedy": vLLM would verify cache drafts with the drafter\'s '
+        "probabilities, and outputs would no longer have the target's distribution.",
         lambda c, _: c.speculative_config.draft_sample_method == "probabilistic"),
     Requirement("rejection_sample_method", "synthetic, block", "refused",
         'set "rejection_sample_method": "standard": accepted tokens must be the target\'s own.',
         lambda c, _: c.speculative_config.rejection_sample_method != "standard"),
     Requirement("parallel_drafting", "true", "refused",
-        'leave "parallel_drafting" out: that drafter makes all tokens or none, in every step.',
+        'leave "parallel_drafting" out: such a drafter makes all tokens in every step.',
         lambda c, _: c.speculative_config.parallel_drafting),
     Requirement("enable_adaptive_verification", "true with the V1 runner", "refused",
-        'leave "enable_adaptive_verification" out: two policies cannot choose one length.',
+        'leave "enable_adaptive_verification" out: the policy chooses the lengths of drafts.',
         lambda c, _: not c.use_v2_model_runner
         and c.speculative_config.enable_adaptive_verification),
     Requirement("enable_adaptive_verification", "true with the V2 runner", "clamped",
-        "lengths are ours; steps that verify run on its full graphs where the attention can, and "
-        "the log tells",
+        "the policy chooses lengths; steps with drafts run on its full graphs where the attention "
+        "backend supports them, which is logged",
         lambda c, _: c.use_v2_model_runner and c.speculative_config.enable_adaptive_verification),
     Requirement("suffix_decoding_*", "not the defaults", "clamped",
-        "vLLM's suffix cache is not used: ours is set with HVD_WORKER_SUFFIX_*",
+        "vLLM's suffix cache is not used: this plugin's is set with HVD_WORKER_SUFFIX_*",
         lambda c, _: _own_suffix(c)),
     Requirement("VLLM_USE_V2_MODEL_RUNNER", "any", "accepted",
-        "unset: the V1 runner, or V2 for what vLLM has on it alone. 1: V2, which was not run on a "
-        "GPU; there the drafter reads every step, and plain steps run on piecewise graphs unless "
+        "unset: the V1 runner, or V2 for features that only V2 has. 1: V2, which was not run on a "
+        "GPU; there the drafter runs in every step, and plain steps use piecewise graphs unless "
         "enable_adaptive_verification is on", lambda c, _: True),
     Requirement("--worker-cls, --scheduler-cls", "given, with the V2 runner", "refused",
         "leave --worker-cls and --scheduler-cls out, or set VLLM_USE_V2_MODEL_RUNNER=0: on the V2 "
-        "runner drafts need a worker of ours, and a scheduler where it runs ahead.",
+        "runner drafts need this plugin's worker, and its scheduler if scheduling is asynchronous.",
         lambda c, _: c.use_v2_model_runner
         and (c.parallel_config.worker_cls not in runner_choice.WORKERS.values()
              or c.scheduler_config.scheduler_cls not in (None, runner_choice.SCHEDULER))),
     Requirement("--async-scheduling", "true, with the V2 runner", "accepted",
-        "each step is cut to the drafts that were chosen; until then it holds places for the "
-        "longest ones, so that num_speculative_tokens of 16 to 24 leaves prompts more of a step",
+        "each step is trimmed to the chosen drafts; until then it reserves the longest ones, so "
+        "num_speculative_tokens of 16 to 24 leaves prompts more of a step",
         lambda c, _: c.use_v2_model_runner and bool(c.scheduler_config.async_scheduling)),
     Requirement("--async-scheduling", "true, with the V1 runner", "refused",
         "leave --async-scheduling out, or set VLLM_USE_V2_MODEL_RUNNER=1: on the V1 runner a draft "
@@ -196,28 +196,28 @@ REQUIREMENTS: Final = (
         lambda c, _: not c.use_v2_model_runner and bool(c.scheduler_config.async_scheduling)),
     Requirement("--tensor-parallel-size", "2 or more", "accepted",
         "rank 0 decides and the others follow: one worker, one cache, one stream of telemetry; the "
-        "drafter reads in every step", lambda c, _: c.parallel_config.tensor_parallel_size > 1),
+        "drafter runs in every step", lambda c, _: c.parallel_config.tensor_parallel_size > 1),
     Requirement("--tensor-parallel-size", "2 or more, with the V2 runner", "clamped",
-        "no engine of several ranks was run on V2, where a fault of the model drafter ends it: set "
-        "VLLM_USE_V2_MODEL_RUNNER=0",
+        "several ranks were not tested on V2, where a fault of the model drafter ends the engine: "
+        "set VLLM_USE_V2_MODEL_RUNNER=0",
         lambda c, _: c.use_v2_model_runner and c.parallel_config.tensor_parallel_size > 1),
     Requirement("--enable-batch-sharded-sampling", "true", "refused",
-        "leave --enable-batch-sharded-sampling out: drafts of unlike lengths were not shown to be "
-        "verified by ranks that each sample for some requests.",
+        "leave --enable-batch-sharded-sampling out: drafts of different lengths were not tested "
+        "with ranks that each sample for some requests.",
         lambda c, _: bool(c.parallel_config.enable_batch_sharded_sampling)),
     Requirement("--watermark-config", "given", "refused",
-        "leave --watermark-config out: vLLM marks tokens by who drafted them, and a copy is "
-        "nobody's.", lambda c, _: c.watermark_config is not None),
+        "leave --watermark-config out: vLLM marks tokens by their drafter, and a cache draft has "
+        "none.", lambda c, _: c.watermark_config is not None),
     Requirement("draft_tensor_parallel_size", "other than --tensor-parallel-size", "clamped",
-        "vLLM parts an EAGLE3 drafter over all ranks, whatever this says",
+        "vLLM ignores it, and splits an EAGLE3 drafter over all ranks",
         lambda c, _: _eagle3(c) and c.speculative_config.draft_tensor_parallel_size
         not in (None, c.parallel_config.tensor_parallel_size)),
     Requirement("--pipeline-parallel-size", "2 or more", "refused",
-        "set --pipeline-parallel-size 1: the first stage would not know what the last one drafted.",
+        "set --pipeline-parallel-size 1: the first stage would not receive the last one's drafts.",
         lambda c, _: c.parallel_config.pipeline_parallel_size > 1),
     Requirement(
         "--decode-context-parallel-size, --prefill-context-parallel-size", "2 or more", "refused",
-        "set both context-parallel sizes to 1: the drafter's cache would be parted among ranks.",
+        "set both context-parallel sizes to 1: the drafter's cache would be split among ranks.",
         lambda c, _: c.parallel_config.decode_context_parallel_size > 1
         or c.parallel_config.prefill_context_parallel_size > 1),
     Requirement("--data-parallel-size", "2 or more, dense model", "accepted",
@@ -225,77 +225,78 @@ REQUIREMENTS: Final = (
         lambda c, _: c.parallel_config.data_parallel_index > 0 and not _moe_replicas(c)),
     Requirement("--data-parallel-size", "2 or more, mixture of experts", "refused",
         "set --data-parallel-size 1 and run separate servers: replicas that share experts must run "
-        "as many drafter passes as each other, and each would choose for itself.",
+        "equally many drafter passes, and each chooses its own.",
         lambda c, _: _moe_replicas(c)),
     Requirement("--enable-dbo, --ubatch-size", "on", "refused",
-        "leave --enable-dbo and --ubatch-size out: half a batch cannot be drafted for.",
+        "leave --enable-dbo and --ubatch-size out: drafts cannot be made for half a batch.",
         lambda c, _: c.parallel_config.enable_dbo or c.parallel_config.ubatch_size > 1),
     Requirement("--enable-lora", "true", "clamped",
         "requests that name an adapter get no drafts and send no telemetry: policy, drafter and "
         "scope are the base model's", lambda c, _: c.lora_config is not None),
     Requirement("--enable-lora", "true, with the V2 runner", "refused",
-        "set VLLM_USE_V2_MODEL_RUNNER=0: behind drafts vLLM's V2 runner takes a row of logits for "
-        "one of another request's adapter.",
+        "set VLLM_USE_V2_MODEL_RUNNER=0: with drafts, vLLM's V2 runner applies another request's "
+        "adapter to rows of logits.",
         lambda c, _: c.use_v2_model_runner and c.lora_config is not None),
     Requirement("--enable-prompt-embeds", "true", "clamped",
-        "requests whose prompt is embeddings get no drafts: there is nothing to copy from",
+        "requests whose prompt is embeddings get no drafts: there is no text to copy",
         lambda c, _: bool(c.model_config.enable_prompt_embeds)),
     Requirement("model", "multimodal, or with positions of several dimensions", "clamped",
-        "the drafter reads in every step, as in plain vLLM, instead of when it drafts",
+        "the drafter runs in every step, as in plain vLLM: its prefill is not deferred",
         lambda c, _: c.model_config.is_multimodal_model or c.model_config.uses_mrope),
     Requirement("model", "encoder and decoder", "refused",
-        "unset HVD_WORKER_ENABLED: an encoder-decoder model also reads what is not in its text.",
+        "unset HVD_WORKER_ENABLED: an encoder-decoder model has inputs outside of its text.",
         lambda c, _: c.model_config.is_encoder_decoder),
     Requirement("model", "with recurrent or convolution state (Mamba and others)", "refused",
-        "unset HVD_WORKER_ENABLED: a recurrent state taken back after refused drafts has not been "
-        "shown to be lossless here.",
+        "unset HVD_WORKER_ENABLED: rolling back a recurrent state after rejected drafts has not "
+        "been shown to be lossless here.",
         lambda c, _: c.model_config.is_hybrid or c.model_config.has_inner_state),
     Requirement("model", "diffusion", "refused",
-        "unset HVD_WORKER_ENABLED: a diffusion model does not write token after token.",
+        "unset HVD_WORKER_ENABLED: a diffusion model does not decode token by token.",
         lambda c, _: c.model_config.is_diffusion),
     Requirement("--runner", "pooling", "refused",
-        "unset HVD_WORKER_ENABLED: a pooling model writes no tokens.",
+        "unset HVD_WORKER_ENABLED: a pooling model generates no tokens.",
         lambda c, _: c.model_config.runner_type == "pooling"),
     Requirement("--weight-transfer-config", "given", "refused",
         "leave --weight-transfer-config out: policy, drafter and telemetry belong to the weights "
-        "they were made with.", lambda c, _: c.weight_transfer_config is not None),
+        "that were loaded.", lambda c, _: c.weight_transfer_config is not None),
     Requirement("--kv-transfer-config", "given", "clamped",
-        "the drafter reads in every step, so that what is transferred is whole",
+        "the drafter runs in every step, so the transferred cache is complete",
         lambda c, _: c.kv_transfer_config is not None),
     Requirement(
         "--max-num-batched-tokens, --max-num-seqs, --enable-chunked-prefill, --scheduling-policy, "
         "--quantization, --dtype, KV cache", "any", "accepted",
-        "drafts take what a step has left; a preempted request goes on where it was, and is "
-        "drafted for again; costs are measured as the model runs", lambda c, _: True),
+        "drafts use what prompts leave of a step; a preempted request resumes, and gets drafts "
+        "again; costs are measured on the model as it runs", lambda c, _: True),
     Requirement(
         "--structured-outputs-config", "backend auto, xgrammar, guidance or outlines", "accepted",
-        "drafts that break the grammar are cut by vLLM, and not counted as drafted",
+        "vLLM truncates drafts at the first token that breaks the grammar; the rest does not count "
+        "as drafted",
         lambda c, _: c.structured_outputs_config.backend != "lm-format-enforcer"),
     Requirement("--structured-outputs-config", "backend lm-format-enforcer", "refused",
-        'set "backend" to "auto": vLLM refuses each request that would use this one beside drafts.',
+        'set "backend" to "auto": with drafts, vLLM refuses each request that uses this backend.',
         lambda c, _: c.structured_outputs_config.backend == "lm-format-enforcer"),
     Requirement("--generation-config, --override-generation-config", "min_p above 0", "refused",
-        "set --override-generation-config '{\"min_p\": 0}': vLLM refuses min_p wherever anything "
-        "drafts, so a request that left it out would be refused.", lambda c, _: _has_min_p(c)),
+        "set --override-generation-config '{\"min_p\": 0}': with drafts vLLM refuses min_p, so it "
+        "would refuse requests that do not set it.", lambda c, _: _has_min_p(c)),
     Requirement("--logits-processors", "given, or installed as vllm.logits_processors", "refused",
-        "leave them out, or unset HVD_WORKER_ENABLED: wherever anything drafts, vLLM refuses those "
-        "that are given, and passes over installed ones without a word.",
+        "leave them out, or unset HVD_WORKER_ENABLED: with drafts vLLM refuses given processors, "
+        "and ignores installed ones silently.",
         lambda c, _: _has_processors(c)),
     Requirement("--enforce-eager, cudagraph_mode", "any", "accepted",
-        "steps without drafts run on full graphs of their own size, those that verify drafts on "
-        "piecewise ones; a mode that lacks either stays",
+        "steps without drafts run on full graphs of their own size, steps with drafts on piecewise "
+        "ones; a mode without either stays",
         lambda c, _: True),
     Requirement("weights", "reloaded in place, reset, or dropped by sleep level 2", "clamped",
-        "requests go on without drafts and without telemetry until the server is started anew: "
-        "policy, drafter and scope belong to the old weights", None),
+        "requests go on without drafts and telemetry until the server is restarted: policy, "
+        "drafter and scope belong to the old weights", None),
 )  # fmt: skip
 
 
 def check(config: Any, settings: WorkerSettings) -> None:
-    """Refuse or clamp what the engine was started with.
+    """Refuse the engine's settings, or log which are clamped.
 
     Raises:
-        EngineError: a setting is refused; the message says what to set.
+        EngineError: a setting is refused; the message states what to set.
     """
     for row in _applying("refused", config, settings):
         raise EngineError(f"{row.setting} ({row.values}): {row.why}")
@@ -304,7 +305,7 @@ def check(config: Any, settings: WorkerSettings) -> None:
 
 
 def within(config: Any, settings: WorkerSettings) -> WorkerSettings:
-    """Our settings, no draft longer than the engine was started for."""
+    """The worker's settings, with drafts limited to the engine's longest."""
     most, limits = longest_draft(config), ("suffix_max_draft", "model_draft_tokens")
     return settings.model_copy(update={n: min(getattr(settings, n), most) for n in limits})
 

@@ -136,7 +136,7 @@ def test_a_worker_that_closes_without_a_broker_says_what_it_lost(
     ring = Ring(3)
     put(ring, *[EVENT] * 5)
     supervisor = supervisor_of(KafkaSettings(bootstrap_servers=nobody), ring)
-    until(lambda: f"Kafka at {nobody} does not take" in caplog.text)  # what the exporter says
+    until(lambda: f"Kafka at {nobody} does not accept" in caplog.text)  # what the exporter says
     supervisor.close()
     found = supervisor.report()
     assert balanced(found) and (found.failed, found.dropped) == (3, {"queue": 2})

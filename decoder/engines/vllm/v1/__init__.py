@@ -1,5 +1,6 @@
-"""vLLM's V1 model runner, which vLLM has deprecated: what is wrapped around it, and its drafter.
+"""vLLM's V1 model runner, which vLLM has deprecated: its wrappers, adapter and drafter.
 
-``around`` stands around the runner's methods, ``adapter`` drafts, ``drafter`` reads late and
-``reading`` says what, ``sampling`` repairs the sampler. Nothing outside but ``plugin`` knows these.
+``around`` wraps the runner's methods, ``adapter`` drafts, ``drafter`` defers the drafter's prefill,
+``prefill_budget`` decides whether to prefill, ``sampling`` patches the sampler. Outside of this
+package only ``plugin`` imports these.
 """

@@ -1,7 +1,7 @@
-"""The adapter of a V1 runner: each step's drafts are made behind it, by a drafter that reads late.
+"""The adapter of a V1 runner, with deferred drafter prefill: drafts are made at a step's end.
 
-What the drafter must still read of requests that end is read in ``before_step``; ``propose`` stands
-for ``decide`` and ``drafted``, with the drafter's pass between them.
+``begin_step`` prefills what the drafter still needs of requests that end. ``propose`` calls
+``decide`` and ``drafted``, with the drafter's pass between them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
 
 
 class V1Adapter(Adapter):
-    """Writes ``num_spec_tokens_to_schedule`` of a ``SchedulerOutput``, too: that tells vLLM's
-    drafter how many tokens to make.
-    """
+    """Also writes ``num_spec_tokens_to_schedule`` of a ``SchedulerOutput``, by which vLLM's drafter
+    makes that many tokens."""
 
     def __init__(
         self,
@@ -29,30 +28,31 @@ class V1Adapter(Adapter):
         late: LateDrafter | None = None,
         shares_blocks: bool = True,
         reading: PrefillBudget | None = None,
-        **rest: Any,
+        **kwargs: Any,
     ) -> None:
         """Put an adapter together.
 
         Args:
-            late: the drafter that reads late, of one rank alone; None where there is none, or it
-                reads at every step.
-            shares_blocks: whether an ended request's blocks may serve others (prefix caching).
-            reading: whether ``late`` reads what begins; None: it always does.
+            late: the deferred drafter; None where there is no drafter, or its prefill runs in every
+                step, as with several ranks.
+            shares_blocks: whether other requests may reuse an ended request's blocks (prefix
+                caching).
+            reading: decides whether ``late`` prefills new requests; None: always.
         """
-        super().__init__(*args, **rest)
+        super().__init__(*args, **kwargs)
         self.late = late
         self.reading = reading
         self._shares_blocks = shares_blocks
-        self._hits = False  # whether a request of the step under way began in others' blocks
-        self._full = False  # whether no more of the step can be set aside
+        self._hits = False  # whether a request of this step began with shared blocks
+        self._full = False  # whether this step's tokens exceed the limit of deferred ones
 
     def begin_step(self, scheduler_output: Any) -> None:
-        """Let go of the requests that ended, before their blocks serve others."""
+        """Stop the requests that ended, before their blocks are reused."""
         self.before_step(scheduler_output.finished_req_ids)
         late = self.late
         if late is None:
             return
-        with self.sparing("the drafter could not read on"):
+        with self.sparing("the drafter could not prefill an ended request"):
             lost = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
             try:
                 if lost and self._shares_blocks and not self.idle:
@@ -79,76 +79,76 @@ class V1Adapter(Adapter):
         sampled: Sequence[Sequence[int]],
         draft: Callable[[], Any],
     ) -> list[list[int]]:
-        """Observe what the step committed; the draft of each request of the batch, in its order.
+        """Observe the committed tokens; returns each request's draft, in the order of the batch.
 
         Args:
-            sampled: tokens committed by row; none where a prompt is only partly read.
-            draft: vLLM's own method, which runs the drafter; it gives rows of tokens.
+            sampled: committed tokens by row; none during a chunked prefill.
+            draft: vLLM's own method, which runs the drafter and returns rows of tokens.
         """
         names = list(runner.input_batch.req_ids)
         if self.late is not None and not self.idle:
             self.time(ours=True)
-            self._meet(self.late, names, scheduler_output)
+            self._admit(self.late, names, scheduler_output)
         plan = self.decide(len(names), lambda: step_of(runner, names, scheduler_output, sampled))
         if self.idle:
             return [[] for _ in names]
-        made = self._made(scheduler_output, names, plan, draft)
-        drafts = plan.proposals(made)
-        self.drafted([len(tokens) for tokens in drafts], plan.k if any(made) else 0)
+        from_model = self._run_drafter(scheduler_output, names, plan, draft)
+        drafts = plan.proposals(from_model)
+        self.drafted([len(tokens) for tokens in drafts], plan.k if any(from_model) else 0)
         return drafts
 
     def failed(self) -> None:
-        """Count the exception being handled, of the model drafter, which made nothing.
+        """Count the exception being handled, of the model drafter, which made no drafts.
 
-        What was set aside is dropped, and requests under way have no more model drafts, for which
-        the drafter would miss that text.
+        Deferred tokens are dropped. Running requests get no more model drafts, since the drafter's
+        cache now misses that text.
         """
         super().failed()
         if self.late is not None:
             self.late.clear(missed=True)
 
     def rest(self, why: str) -> None:
-        """Draft nothing and report nothing from now on; requests go on as in plain vLLM."""
+        """Disable drafting and telemetry; requests go on as in plain vLLM."""
         super().rest(why)
         if self.late is not None:
             self.late.clear()
 
-    def _meet(self, late: LateDrafter, names: Sequence[str], scheduler_output: Any) -> None:
-        """See which of the step's requests are read, and whether there is room to read later."""
-        with self.sparing("the drafter could not follow"):
-            # An ended request's blocks may be given to a later prompt that begins alike.
+    def _admit(self, late: LateDrafter, names: Sequence[str], scheduler_output: Any) -> None:
+        """Decide which new requests the drafter prefills, and whether to defer this step's."""
+        with self.sparing("the drafter could not defer its prefill"):
+            # Ended requests too: a later prompt with the same prefix may reuse their blocks.
             late.meet(names, reads=self.reading is None or self.reading.allows)
             self.unread = late.skipped.intersection(names)
             self.usual = late.caught_up < MUCH
             scheduled = scheduler_output.num_scheduled_tokens
             self._full = late.full(sum(scheduled[n] for n in names if n not in self.unread))
 
-    def _made(
+    def _run_drafter(
         self,
         scheduler_output: Any,
         names: Sequence[str],
         plan: Plan,
         draft: Callable[[], Any],
     ) -> list[list[int]]:
-        """Run the model drafter as planned; its drafts in rows, none where it made none."""
+        """Run the model drafter as planned; its drafts by row, none where it makes none."""
         if not self.has_model:
             return []
         self.time(ours=True)
         if self.late is not None:
             ended = self.ended is None or any(name not in self.unread for name in self.ended)
             self.late.names, self.late.catch_up = names, self._hits or self._full or ended
-            with self.sparing("reading could not be weighed"):
-                self._weigh_reading(scheduler_output.total_num_scheduled_tokens, len(names))
+            with self.sparing("the prefill budget could not be updated"):
+                self._update_budget(scheduler_output.total_num_scheduled_tokens, len(names))
         scheduler_output.num_spec_tokens_to_schedule = plan.k
         self.time(ours=False)
         try:
             drafts = draft()
             return list(drafts.tolist()) if plan.k else []
-        except Exception:  # noqa: BLE001 - told by the limited_log
+        except Exception:  # noqa: BLE001 - logged
             self.failed()
             return []
 
-    def _weigh_reading(self, tokens: int, rows: int) -> None:
+    def _update_budget(self, tokens: int, rows: int) -> None:
         if self.reading is None or self.worker is None:
             return
         router, table = self.worker.router, self.worker.router.costs.table
@@ -159,9 +159,9 @@ class V1Adapter(Adapter):
 def step_of(
     runner: Any, names: Sequence[str], output: Any, sampled: Sequence[Sequence[int]]
 ) -> BatchStep:
-    """The step that a ``GPUModelRunner`` ran by its ``SchedulerOutput``."""
+    """The step that a ``GPUModelRunner`` ran, from its ``SchedulerOutput``."""
     requests, ids = runner.requests, runner.input_batch.token_ids_cpu
-    # places kept, or drafts refused by a grammar, are marked with -1 by the scheduler
+    # the scheduler marks placeholders, and drafts refused by a grammar, with -1
     scheduled = output.scheduled_spec_decode_tokens.items()
     drafts = {name: len(tokens) - tokens.count(-1) for name, tokens in scheduled}
     scheduler = runner.scheduler_config

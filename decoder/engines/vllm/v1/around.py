@@ -1,4 +1,4 @@
-"""What stands around the methods of a V1 runner, and makes its adapter."""
+"""Wrappers of a V1 runner's methods, and the factory of its adapter."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
 
 
 def adapter(
-    runner: Any, settings: WorkerSettings, *given: Any, has_model: bool, **rest: Any
+    runner: Any, settings: WorkerSettings, *given: Any, has_model: bool, **kwargs: Any
 ) -> V1Adapter:
-    """The adapter of a ``GPUModelRunner``, of what an :class:`Adapter` takes. Replaces its
-    drafter's ``propose`` by a late one's."""
-    from decoder.engines.vllm.v1.adapter import V1Adapter  # late: it brings numba
+    """The adapter of a ``GPUModelRunner``, from the arguments of an :class:`Adapter`. Replaces
+    ``propose`` of the runner's drafter by the deferred one."""
+    from decoder.engines.vllm.v1.adapter import V1Adapter  # late: it imports numba
 
     config, late, reading = runner.vllm_config, None, None
     if has_model and reads_with_positions_alone(config):
         late = LateDrafter(runner.drafter)
-        # Without the floor a policy has its way whatever that costs, and a side that always drafts
-        # is not compared where it cannot: then all is read.
+        # Prefill every request where nothing limits a policy's cost, and for the variant that
+        # always uses the model drafter: it could not be compared on requests without prefill.
         if settings.floor and MODEL not in settings.variants:
             models = (config.model_config, config.speculative_config.draft_model_config)
             reading = PrefillBudget(*(m.get_total_num_hidden_layers() for m in models))
-    made = V1Adapter(
+    adapter = V1Adapter(
         *given, late=late, has_model=has_model, reading=reading,
-        shares_blocks=bool(config.cache_config.enable_prefix_caching), **rest,
+        shares_blocks=bool(config.cache_config.enable_prefix_caching), **kwargs,
     )  # fmt: skip
     if late is not None:
         runner.drafter.propose = late.propose
-    return made
+    return adapter
 
 
 def full_graphs_of_plain_steps(runner: Any) -> None:
-    """Have vLLM's full graphs be of steps without drafts. To be called before it chooses them.
+    """Capture full CUDA graphs for steps without drafts. Call before vLLM chooses their sizes.
 
-    vLLM keeps full graphs, with attention in them, for steps in which each request has one number
-    of tokens, and rounds all sizes, those of other steps too, to multiples of it. With speculation
-    that is the longest draft and one more: with drafts of up to 64, a plain step of one request
-    takes 65. Steps whose requests all have the longest draft hardly occur here, and plain ones do
-    all the time, so the number is what it is without speculation. By it vLLM's runner and
-    dispatcher choose sizes, make the steps that are captured, and tell which steps may run on them;
-    it sizes no buffer. Mutates both; a mode or sizes that a person set stay.
+    vLLM captures full graphs, attention included, for steps in which each request has the same
+    number of tokens, and rounds the sizes of all steps to multiples of it. With speculation the
+    number is the longest draft plus one: with drafts of up to 64, a plain step of one request is
+    padded to 65 tokens. Here hardly any step has only longest drafts, and plain steps are frequent,
+    so the number is 1, as without speculation. vLLM's runner and dispatcher use it to choose sizes,
+    to capture, and to select the graph of a step; it sizes no buffer. Mutates both; a configured
+    mode or sizes stay.
     """
     runner.uniform_decode_query_len = runner.cudagraph_dispatcher.uniform_decode_query_len = 1
 
@@ -68,11 +68,11 @@ def _execute_model(
 
 
 def _input_fits_in_drafter(original: Callable[..., Any], runner: Any, metadata: Any) -> bool:
-    """Near the end of the context vLLM would stop proposing, and verify zeros instead.
+    """Keep proposing near the end of the context, where vLLM would stop and verify zeros.
 
-    It reserves ``num_speculative_tokens``, here the largest cache draft, for any drafter. A cache
-    draft is cut to the room its request has, and labels need every committed token, so proposing
-    goes on; the adapter cuts model drafts to what the drafter has room for.
+    vLLM reserves ``num_speculative_tokens``, here the longest cache draft, for any drafter. Cache
+    drafts are limited to the room of their request, and labels need every committed token; the
+    adapter limits model drafts to the drafter's room.
     """
     if adapter_of(runner) is None or metadata is None:
         return bool(original(runner, metadata))
@@ -93,7 +93,7 @@ def _propose(
 
 
 def _no_proposer(original: Callable[..., Any], self: Any, vllm_config: Any) -> None:
-    """In the place of vLLM's suffix decoding, which holds trees: drafts are the router's."""
+    """Replaces vLLM's suffix proposer, which would allocate trees: the router makes the drafts."""
 
 
 AROUND: Final[dict[str, Callable[..., Any]]] = {
@@ -102,4 +102,4 @@ AROUND: Final[dict[str, Callable[..., Any]]] = {
     "propose_draft_token_ids": _propose,
     "__init__": _no_proposer,
 }
-"""What stands around each method of the runner that is wrapped."""
+"""Wrappers by the name of the wrapped method."""

@@ -1,12 +1,11 @@
-"""vLLM's EAGLE3 drafter, reading what was committed only when it is going to draft.
+"""Deferred drafter prefill: vLLM's EAGLE3 drafter runs only before it drafts.
 
-vLLM runs the drafter in every step, if only to keep its KV cache in step with the target's: a tenth
-of a step on a small model. Here what it would have read is set aside, and read in one pass when a
-draft is wanted, when too much has gathered, or when a request ends or loses its blocks (they may
-serve a later prompt). Each token is still read once, with the hidden state the target gave it, so
-drafts are the same; and whatever a drafter's cache holds, drafts are verified. What a request says
-that is skipped is not read (``reading`` says when), and nothing is drafted for it, nor for one that
-begins in blocks which were not read.
+vLLM runs the drafter in every step, if only to fill its KV cache: a tenth of a step on a small
+model. Here its inputs are set aside. One pass prefills them when a draft is wanted, when too many
+have gathered, or when a request ends or loses its blocks, which a later prompt may reuse. Each
+token is still prefilled once, with its hidden state of the target, so drafts are the same; and they
+are verified whatever the drafter's cache holds. A skipped request (see ``prefill_budget``) is not
+prefilled and gets no model drafts, nor does one that begins with shared blocks without prefill.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from torch import Tensor
 from decoder.engines.vllm.v1.prefill_budget import SAMPLE
 
 UNREAD: Final = 128
-"""Tokens set aside at most: their hidden states stay in memory, and reading them takes time."""
+"""Most deferred tokens: their hidden states stay in memory, and prefilling them takes time."""
 SEEDS: Final = 0.5
-"""Share of requests that begin in others' blocks, from which on one that does not is always read:
-what it says will be begun with, and would stay unread for as long as it is cached."""
+"""Share of requests that begin with shared blocks, from which on those without shared blocks are
+always prefilled: others will share their blocks, for as long as these are cached."""
 RECENT: Final = 1 / 8
-"""Weight of one request in that share."""
+"""Weight of the newest request in that share."""
 MUCH: Final = 32
-"""Tokens of earlier steps that make the step in which they are read unlike others."""
+"""Deferred tokens that make the time of the step which prefills them no measure of costs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of one request that the target has read: a range of a step's tensors.
+    """Tokens of one request that the target has run: a range of a step's tensors.
 
-    ``ids`` int32 [step's tokens] and ``hidden`` [step's tokens, width] are the whole step's;
-    ``position`` is that of the first token of the range in its request.
+    ``ids`` int32 [tokens of the step] and ``hidden`` [tokens of the step, width] are the whole
+    step's; ``position`` is the position of the range's first token in its request.
     """
 
     ids: Tensor
@@ -51,11 +50,11 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """Position in its request behind the last token."""
+        """Position in its request after the last token."""
         return self.position + len(self)
 
     def copied(self) -> Piece:
-        """The same in tensors of its own."""
+        """A copy with its own tensors."""
         part = slice(self.start, self.stop)
         return replace(
             self, ids=self.ids[part].clone(), hidden=self.hidden[part].clone(),
@@ -63,45 +62,45 @@ class Piece:
         )  # fmt: skip
 
     def end_alone(self) -> Piece:
-        """Its last token."""
+        """The last token alone."""
         return replace(self, start=self.stop - 1, position=self.end - 1)
 
 
 class LateDrafter:
-    """Stands before the ``propose`` of one of vLLM's EAGLE3 drafters, unpadded batches only.
+    """Wraps ``propose`` of one of vLLM's EAGLE3 drafters; for unpadded batches only.
 
-    ``names`` are the requests of the coming call, in the batch's order, and ``catch_up`` says
-    whether it must leave nothing unread; both are set before it, and :meth:`meet` is told of them.
+    Set before each call: ``names``, the requests in the order of the batch, also passed to
+    :meth:`meet`; and ``catch_up``, whether the call must prefill all deferred tokens.
     """
 
     def __init__(self, drafter: Any, unread: int = UNREAD) -> None:
         self.names: Sequence[str] = ()
         self.catch_up = False
         self.skipped: set[str] = set()
-        """Requests that are not read."""
+        """Requests without drafter prefill."""
         self.unread = 0
-        """Tokens set aside."""
+        """Deferred tokens."""
         self.caught_up = 0
-        """Tokens of earlier steps that were read since the last step's own."""
+        """Deferred tokens of earlier steps that were prefilled since the last step's own."""
         self._drafter, self._propose = drafter, drafter.propose
         self._most = min(unread, drafter.max_num_tokens)
         self._reads_layers = bool(getattr(drafter, "eagle3_use_aux_hidden_state", True))
         self._pieces: dict[str, list[Piece]] = {}
         self._places: dict[str, tuple[Tensor, Tensor]] = {}
-        """What it takes to read a request's pieces when it is in no batch any more: its blocks
-        int32 [n] as they were at the last one, and the token int32 [] behind that."""
-        self._last: tuple[Any, dict[str, Any]] | None = None  # of the last step set aside
+        """To prefill a request's pieces after its last batch: its blocks in it, int32 [n], and the
+        token after its last piece, int32 []."""
+        self._last: tuple[Any, dict[str, Any]] | None = None  # arguments of the last deferred step
         self._met: set[str] = set()
-        self._read_blocks: set[int] = set()  # of which the last to write there is, or was, read
+        self._read_blocks: set[int] = set()  # blocks whose last writer has drafter prefill
         self._blocks: dict[str, list[int]] = {}  # of each request, in its order
-        self._begins: dict[str, int] = {}  # how many of them were others' before
-        self._new: dict[str, int] = {}  # of those with blocks not judged yet: how many were
-        self._shared = 1.0  # of the requests that begin, those that do so in others' blocks
-        self._passed_by = 0  # requests, since one was read that would have been skipped
+        self._begins: dict[str, int] = {}  # number of shared blocks that a request begins with
+        self._new: dict[str, int] = {}  # index of a request's first block not in _read_blocks yet
+        self._shared = 1.0  # share of new requests that begin with shared blocks
+        self._skips = 0  # requests skipped since the last sampled one
 
     def scheduled(self, output: Any) -> None:
-        """Take in which blocks a step gives to which requests, in the scheduler's order; ``output``
-        is its own. To be told of every step, before :meth:`meet`."""
+        """Record the blocks that a step's ``SchedulerOutput`` gives to requests. Call it for every
+        step, before :meth:`meet`."""
         group = max(getattr(self._drafter, "kv_cache_gid", 0), 0)
         for new in output.scheduled_new_reqs:
             self._begin(new.req_id, new.block_ids[group], new.num_computed_tokens)
@@ -112,25 +111,25 @@ class LateDrafter:
             if name in cached.resumed_req_ids:
                 self._begin(name, blocks[group], computed)
             elif blocks is not None:
-                held = self._blocks.setdefault(name, [])
-                self._new.setdefault(name, len(held))
-                held += blocks[group]
+                known = self._blocks.setdefault(name, [])
+                self._new.setdefault(name, len(known))
+                known += blocks[group]
 
     def _begin(self, name: str, blocks: Sequence[int], computed: int) -> None:
         self._blocks[name] = list(blocks)
         self._begins[name] = self._new[name] = computed // self._drafter.block_size
 
     def meet(self, names: Sequence[str], reads: bool) -> None:
-        """Decide which of a step's requests that begin with it are read: all if it ``reads``, else
-        one in ``SAMPLE``. None is that begins in blocks which were not read."""
+        """Decide which new requests of a step the drafter prefills: all if it ``reads``, else one
+        in ``SAMPLE``; never one that begins with shared blocks without prefill."""
         fresh = dict.fromkeys(name for name in names if name not in self._met)
-        # As the scheduler took them: one may begin in what another says in the same step.
+        # In the scheduler's order: one may share blocks of another in the same step.
         for name in [*(n for n in self._new if n in fresh), *(fresh.keys() - self._new.keys())]:
             blocks, begins = self._blocks.get(name, []), self._begins.get(name)
             read = self._read_blocks.issuperset(blocks[:begins])
             if read and not reads and (begins != 0 or self._shared < SEEDS):
-                self._passed_by = (self._passed_by + 1) % SAMPLE
-                read = not self._passed_by
+                self._skips = (self._skips + 1) % SAMPLE
+                read = not self._skips
             self._met.add(name)
             if not read:
                 self.skipped.add(name)
@@ -141,7 +140,7 @@ class LateDrafter:
             self._write(name)
 
     def _write(self, name: str) -> None:
-        """Note whether what a request writes to its new blocks is read."""
+        """Record whether a request's new blocks have drafter prefill."""
         if (begin := self._new.pop(name, None)) is not None:
             blocks = self._read_blocks
             change = blocks.difference_update if name in self.skipped else blocks.update
@@ -157,40 +156,40 @@ class LateDrafter:
         self._begins.pop(name, None)
 
     def forget(self, name: str) -> None:
-        """Drop what was set aside for a request. Unknown names are ignored."""
+        """Drop a request's deferred tokens. Unknown names are ignored."""
         self.unread -= sum(len(piece) for piece in self._pieces.pop(name, ()))
         self._places.pop(name, None)
 
     def full(self, tokens: int) -> bool:
-        """Whether so many more would be more than may wait."""
+        """Whether ``tokens`` more would exceed the limit of deferred tokens."""
         return bool(self.unread + tokens > self._most)
 
     def clear(self, missed: bool = False) -> None:
-        """Drop all that was set aside. Where it was ``missed``, requests under way are read no
-        more, and what they said counts as unread.
+        """Drop all deferred tokens. Where the drafter ``missed`` them, running requests are skipped
+        from now on, and their blocks count as without prefill.
         """
         for name in self._met - self.skipped if missed else ():
-            own = self._blocks.get(name, [])[self._begins.get(name, 0) :]
-            self._read_blocks.difference_update(own)
+            unshared = self._blocks.get(name, [])[self._begins.get(name, 0) :]
+            self._read_blocks.difference_update(unshared)
             self.skipped.add(name)
         self._pieces.clear()
         self._places.clear()
         self.unread = 0
 
     def leave(self, names: Collection[str]) -> None:
-        """Read what was set aside for requests that have ended or lost their blocks.
+        """Prefill the deferred tokens of requests that ended or lost their blocks.
 
-        To be called before the step in which those blocks may serve others: later, what is written
-        there is theirs. Unknown names are ignored; a fault loses what was set aside for them.
+        Call it before the step in which others may write to these blocks. Unknown names are
+        ignored; a fault loses the requests' deferred tokens.
         """
-        gone = [name for name in self._pieces if name in names]
-        if not gone or self._last is None:
+        leaving = [name for name in self._pieces if name in names]
+        if not leaving or self._last is None:
             return
-        rows = [self._pieces[name] for name in gone]
-        blocks, following = zip(*(self._places[name] for name in gone), strict=True)
-        for name in gone:
+        rows = [self._pieces[name] for name in leaving]
+        blocks, following = zip(*(self._places[name] for name in leaving), strict=True)
+        for name in leaving:
             self.forget(name)
-        batch, rest = self._last
+        batch, kwargs = self._last
         self._merged(
             batch,
             rows,
@@ -198,7 +197,7 @@ class LateDrafter:
             [row[-1].end for row in rows],
             torch.stack(following),
             0,
-            rest,
+            kwargs,
         )
         self.caught_up += sum(len(piece) for row in rows for piece in row)
 
@@ -211,18 +210,18 @@ class LateDrafter:
         target_hidden_states: Tensor,
         next_token_ids: Tensor,
         common_attn_metadata: Any,
-        **rest: Any,
+        **kwargs: Any,
     ) -> Tensor:
         """Draft tokens [requests, num_speculative_tokens], as the drafter's own method."""
         batch, names = common_attn_metadata, self.names
-        latest = self._take_in(target_token_ids, target_hidden_states, batch)
+        latest = self._defer(target_token_ids, target_hidden_states, batch)
         self.caught_up = 0
         if not num_speculative_tokens and not (self.catch_up and self.unread):
-            table = batch.block_table_tensor[: len(names)].clone()  # a view likewise
+            table = batch.block_table_tensor[: len(names)].clone()  # a view of a reused buffer
             for name, blocks, token in zip(names, table, next_token_ids, strict=False):
                 if name in self._pieces:
                     self._places[name] = blocks, token
-            self._last = batch, rest
+            self._last = batch, kwargs
             return next_token_ids.new_empty((len(names), 0), dtype=torch.int64)
         rows = [self._pieces.get(name) or [latest[name].end_alone()] for name in names]
         for name in names:
@@ -233,27 +232,27 @@ class LateDrafter:
         ):
             return self._read(
                 target_token_ids, target_positions, target_hidden_states, next_token_ids, batch,
-                num_speculative_tokens, rest,
+                num_speculative_tokens, kwargs,
             )  # fmt: skip
         waiting = sum(len(piece) for _, row, _ in earlier for piece in row)
         self.caught_up = waiting
         if earlier and waiting + len(target_token_ids) > self._drafter.max_num_tokens:
-            # A step full of prompts leaves no room in the drafter's buffers: two passes.
+            # With a step full of prompts, all exceed the drafter's buffers: two passes.
             following = torch.stack([now.ids[now.start] for _, _, now in earlier])
             before = [now.position for _, _, now in earlier]
             table = batch.block_table_tensor[[i for i, _, _ in earlier]]
-            self._merged(batch, [row for _, row, _ in earlier], table, before, following, 0, rest)
+            self._merged(batch, [row for _, row, _ in earlier], table, before, following, 0, kwargs)
             rows = [row[-1:] for row in rows]
         return self._merged(
             batch, rows, batch.block_table_tensor, [row[-1].end for row in rows], next_token_ids,
-            num_speculative_tokens, rest,
+            num_speculative_tokens, kwargs,
         )  # fmt: skip
 
-    def _take_in(self, ids: Tensor, hidden: Tensor, batch: Any) -> dict[str, Piece]:
-        """Set this step's tokens aside, behind what is unread of their requests, but for those that
-        are skipped; what each request has of the step."""
+    def _defer(self, ids: Tensor, hidden: Tensor, batch: Any) -> dict[str, Piece]:
+        """Defer this step's tokens, except of skipped requests; returns each request's piece of
+        the step."""
         ids = ids.clone()  # a view of a buffer that the next step overwrites
-        if not self._reads_layers:  # likewise: of several layers vLLM makes a tensor of its own
+        if not self._reads_layers:  # likewise; states of several layers are in a new tensor
             hidden = hidden.clone()
         starts = batch.query_start_loc_cpu.tolist()
         ends = batch.seq_lens_cpu_upper_bound.tolist()
@@ -264,13 +263,13 @@ class LateDrafter:
         for name in self.names:
             if name in self.skipped:
                 continue
-            # beside a prompt that is skipped it would keep all of that in memory
+            # A view would keep the hidden states of skipped prompts in memory.
             piece = latest[name] if self.skipped.isdisjoint(latest) else latest[name].copied()
             row = self._pieces.get(name, [])
             if row and row[-1].end != piece.position:
                 self.forget(name)
                 row = _before(row, piece.position)
-                self.unread += sum(len(kept) for kept in row)
+                self.unread += sum(len(earlier) for earlier in row)
             self._pieces[name] = [*row, piece]
             self.unread += len(piece)
         return latest
@@ -283,9 +282,9 @@ class LateDrafter:
         ends: Sequence[int],
         following: Tensor,
         draft: int,
-        rest: dict[str, Any],
+        kwargs: dict[str, Any],
     ) -> Tensor:
-        """Read several pieces of each row in one pass.
+        """Prefill several pieces of each row in one pass.
 
         Args:
             batch: attention metadata of any step, for its kind and device.
@@ -295,11 +294,11 @@ class LateDrafter:
         counts = np.array([sum(len(piece) for piece in row) for row in rows], np.int64)
         starts = np.concatenate([[0], np.cumsum(counts)])
         firsts = np.array([row[0].position for row in rows])
-        places = np.arange(starts[-1]) - np.repeat(starts[:-1] - firsts, counts)
-        owners = torch.from_numpy(np.repeat(np.arange(len(rows)), counts)).to(device)
-        positions = torch.from_numpy(places).to(device)
+        in_request = np.arange(starts[-1]) - np.repeat(starts[:-1] - firsts, counts)
+        row_of = torch.from_numpy(np.repeat(np.arange(len(rows)), counts)).to(device)
+        positions = torch.from_numpy(in_request).to(device)
         size = self._drafter.block_size
-        blocks = table[owners, positions // size].long()
+        blocks = table[row_of, positions // size].long()
         start_cpu = torch.from_numpy(starts.astype(np.int32))
         lengths = torch.tensor(ends, dtype=torch.int32)
         merged = type(batch)(
@@ -319,7 +318,7 @@ class LateDrafter:
         pieces = [piece for row in rows for piece in row]
         ids = torch.cat([p.ids[p.start : p.stop] for p in pieces])
         hidden = torch.cat([p.hidden[p.start : p.stop] for p in pieces])
-        return self._read(ids, positions, hidden, following, merged, draft, rest)
+        return self._read(ids, positions, hidden, following, merged, draft, kwargs)
 
     def _read(
         self,
@@ -329,11 +328,11 @@ class LateDrafter:
         following: Tensor,
         batch: Any,
         draft: int,
-        rest: dict[str, Any],
+        kwargs: dict[str, Any],
     ) -> Tensor:
-        # vLLM counts both up with each token it drafts, and on a CPU they are one tensor: chains
-        # would attend to places that were never written, and near the end of the context read
-        # behind the block table, which ends the engine.
+        # vLLM increments both lengths with each token it drafts. On a CPU they are one tensor:
+        # chains would attend to positions never written, and near the end of the context read
+        # beyond the block table, which ends the engine.
         batch.seq_lens_cpu_upper_bound = batch.seq_lens_cpu_upper_bound.clone()
         drafts: Tensor = self._propose(
             num_speculative_tokens=draft,
@@ -342,18 +341,18 @@ class LateDrafter:
             target_hidden_states=hidden,
             next_token_ids=following,
             common_attn_metadata=batch,
-            **rest,
+            **kwargs,
         )
         return drafts
 
 
 def _before(row: Sequence[Piece], position: int) -> list[Piece]:
-    """What of ``row`` still waits if its request goes on at ``position``.
+    """The pieces of ``row`` that stay deferred if its request resumes at ``position``.
 
-    A preempted request comes back to the part of itself that is still in the cache; what lies
-    behind is read again. Nothing waits where something in between was never here.
+    A preempted request resumes after the prefix of it that is still cached; the target runs the
+    tokens after that again. No piece stays where tokens are missing before ``position``.
     """
     if position > row[-1].end:
         return []
-    kept = [piece for piece in row if piece.position < position]
-    return [replace(p, stop=min(p.stop, p.start + position - p.position)) for p in kept]
+    pieces = [piece for piece in row if piece.position < position]
+    return [replace(p, stop=min(p.stop, p.start + position - p.position)) for p in pieces]

@@ -1,35 +1,33 @@
-"""Patches of vLLM's sampling, for 0.32 and 0.33: three of its CPU backend, three of drafts.
+"""Patches of vLLM's sampling, for 0.32 and 0.33: three of its CPU backend, three for drafts.
 
 ====================================  ==========================================================
 ``expand_batch_to_tokens``            returns uninitialised memory as temperatures: its kernel gets
                                       a converted copy of the output, which is never copied back
 ``apply_top_k_top_p`` on no rows      raises ``max(): Expected reduction dim ...`` in a step that
-                                      verifies no draft, such as one that only reads a prompt;
-                                      sorts every row where one request sets ``top_p``
-``_bookkeeping_sync``                 rewinds the generator of a seeded request whose prompt is read
-                                      in part; a CPU generator has no offset, and the engine ends
+                                      verifies no draft, such as a prefill; sorts every row where
+                                      one request sets ``top_p``
+``_bookkeeping_sync``                 rewinds the generator of a seeded request during chunked
+                                      prefill; a CPU generator has no offset, and the engine ends
                                       with ``CPU Generator does not use offset``
 ``_get_logprobs_tensors``             pads every request to the longest draft of the step, and
                                       copies that twice: one request for log probabilities among
                                       128, one of which verifies 64 tokens, takes 8.5 GB with a
                                       vocabulary of 128K entries
-``ThinkingBudgetStateHolder``         takes the slots reserved for a request's drafts for tokens
-                                      when it returns after others and they are empty; applies the
-                                      budget of a request that ended to the request that is moved
-                                      into its row
+``ThinkingBudgetStateHolder``         counts the empty slots reserved for a request's drafts as
+                                      tokens when it returns after others; applies the budget of a
+                                      request that ended to the request that moves into its row
 ``apply_penalties``                   counts the vocabulary for each row of every request, and
                                       copies its output, where one request has a penalty: 8.4 times
                                       the memory of the logits
 ====================================  ==========================================================
 
-The first two do not concern greedy requests. The third needs no drafts, and ends plain vLLM too.
-Each function is replaced where vLLM looks it up, by one with the same signature and the documented
-meaning. One difference remains: a generator that cannot be rewound goes on, so a seeded request
-whose prompt is read in several steps draws other numbers than one whose prompt is read at once.
-Work beyond the most likely token is done for the rows that ask for it, a few at a time
-(``CHUNK_BYTES``), by vLLM's own arithmetic; the rows after the drafts, one a request as in plain
-decoding, are left to vLLM. A request with a thinking budget gets no drafts (``asked``), and its
-thinking ends where it ends without drafts.
+The first two do not affect greedy requests. The third occurs without drafts too, and ends plain
+vLLM. Each function is replaced where vLLM looks it up, by one with the same signature and the
+documented meaning. One difference remains: a generator that cannot be rewound advances, so a seeded
+request with chunked prefill draws other numbers than without. Work beyond the argmax is done for
+the rows that need it, a few at a time (``CHUNK_BYTES``), by vLLM's own functions; vLLM itself
+handles the bonus rows, one a request as in plain decoding. A request with a thinking budget gets no
+drafts (``request_options``), and its thinking ends where it ends without drafts.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ from decoder.core.guards.draft_budget import COPIES, LOGITS_BYTES, tokens_of_log
 _MARK: Final = "_hvd_patched"
 _PENALISED: Final = "_hvd_penalised"
 _CERTAIN: Final = 1e9
-"""The logit that vLLM gives a forced token."""
+"""vLLM's logit of a forced token."""
 CHUNK_BYTES: Final = LOGITS_BYTES // COPIES
 """Memory for one chunk of rows: the share of one copy, since a chunk never coexists with the
 probabilities of all rows."""
@@ -59,7 +57,7 @@ Masking = Callable[..., torch.Tensor]
 
 
 def patch_sampling() -> None:
-    """Replace the last three functions, and on a CPU all six. Idempotent."""
+    """Apply the last three patches, and on a CPU all six. Idempotent."""
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
@@ -140,9 +138,9 @@ def in_chunks(get: Callable[..., Any]) -> Callable[..., Any]:
     """A rejection sampler's ``_get_logprobs_tensors`` that works in chunks and pads nothing.
 
     Args:
-        get: takes sampler, count, metadata, logits, those of drafts, those behind them, and token
-            ids [requests, longest draft + 1]; its tensors have a row for each of these ids. Rows
-            behind a request's draft and the token after it are undefined.
+        get: takes sampler, count, metadata, logits, those of drafts, those of bonus tokens, and
+            token ids [requests, longest draft + 1]; its tensors have a row for each of these ids.
+            Rows after a request's bonus token are undefined.
     """
 
     @functools.wraps(get)
@@ -173,9 +171,9 @@ def in_chunks(get: Callable[..., Any]) -> Callable[..., Any]:
             chunks.append(get(sampler, count, own, *part))
         padded = []
         for tensors in zip(*(chunk[:3] for chunk in chunks), strict=True):
-            whole = torch.cat(tensors)
-            empty = whole.new_zeros((ids.numel(), *whole.shape[1:]))
-            padded.append(empty.index_copy_(0, rows, whole))
+            joined = torch.cat(tensors)
+            empty = joined.new_zeros((ids.numel(), *joined.shape[1:]))
+            padded.append(empty.index_copy_(0, rows, joined))
         return type(chunks[-1])(*padded)
 
     setattr(gathered, _MARK, True)
@@ -183,10 +181,10 @@ def in_chunks(get: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _chunk_of(metadata: Any, ends: Sequence[int], begin: int, end: int) -> tuple[Any, slice, slice]:
-    """Metadata of the rows from ``begin`` to ``end``, in which each token looks like the only one
-    of a request; and these rows among the drafts' and among those behind drafts.
+    """Metadata of the rows from ``begin`` to ``end``, as if each were a request of one token; and
+    the slices of these rows among those of drafts and among those of bonus tokens.
 
-    ``ends`` are the rows up to and including each request's last, the one behind its draft.
+    ``ends`` are the numbers of rows up to and including each request's bonus token.
     """
     first, last = bisect_right(ends, begin), bisect_right(ends, end)
     drafted, behind = slice(begin - first, end - last), slice(first, last)
@@ -201,7 +199,7 @@ def _chunk_of(metadata: Any, ends: Sequence[int], begin: int, end: int) -> tuple
 
 
 class TokensBefore(Sequence[list[int]]):
-    """The tokens before each drafted token, a list for each row, built on access."""
+    """The tokens before each drafted token, a list a row, built on access."""
 
     def __init__(self, outputs: list[list[int]], drafts: list[list[int]]) -> None:
         """Keep references to both, one entry for each request."""
@@ -225,12 +223,12 @@ def apply_penalties(
     repeat_indices: torch.Tensor,
     output_token_ids: Sequence[list[int]],
 ) -> torch.Tensor:
-    """A rejection sampler's own, for the rows of penalised requests alone, and in chunks.
+    """A rejection sampler's ``apply_penalties``, in chunks, for rows of penalised requests alone.
 
     Args:
         logits: float32 (drafted tokens, vocabulary); modified.
         sampling_metadata: the requests' sampling options; caches which requests have a penalty.
-        metadata: the drafts', with the number of each request.
+        metadata: of the drafts, with their lengths.
         repeat_indices, output_token_ids: as vLLM passes them for each row; unused.
 
     Returns:
@@ -291,19 +289,18 @@ def _penalised(options: Any) -> list[bool]:
 
 
 def without_generators(bookkeeping: Callable[..., Any]) -> Callable[..., Any]:
-    """``bookkeeping`` of a model runner that sees none of its batch's generators."""
+    """``bookkeeping`` of a model runner, without access to its batch's generators."""
 
     @functools.wraps(bookkeeping)
-    def spared(runner: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(runner: Any, *args: Any, **kwargs: Any) -> Any:
         batch = runner.input_batch
-        real = batch.generators
-        batch.generators = {}
+        generators, batch.generators = batch.generators, {}
         try:
             return bookkeeping(runner, *args, **kwargs)
         finally:
-            batch.generators = real
+            batch.generators = generators
 
-    return spared
+    return wrapped
 
 
 def clearing_moved_rows(sync: Callable[..., None]) -> Callable[..., None]:
@@ -325,7 +322,7 @@ def clearing_moved_rows(sync: Callable[..., None]) -> Callable[..., None]:
 
 
 def without_drafts(update: Callable[..., None]) -> Callable[..., None]:
-    """A thinking budget's ``update_state`` that sees no drafts, nor the slots reserved for them."""
+    """A thinking budget's ``update_state`` without drafts, and without slots reserved for them."""
 
     @functools.wraps(update)
     def updated(
@@ -345,7 +342,7 @@ def end_thinking(
     """Force the end of thinking as the next token of each request whose budget is used up.
 
     Args:
-        holder: of the states by row of the batch, as its ``update_state`` left them.
+        holder: has the states by row of the batch, after its ``update_state``.
         logits: changed in place; [requests, vocabulary] with ``predict_bonus_token``, else
             [tokens of drafts, vocabulary].
         spec_token_ids: drafts by request.
@@ -353,7 +350,7 @@ def end_thinking(
     drafts, ends = [len(tokens) for tokens in spec_token_ids], holder.think_end_token_ids
     for row, state in holder._state.items():
         if bool(drafts[row]) == predict_bonus_token:
-            continue  # its next token is among the others
+            continue  # the other call has the logits of its next token
         if state["in_end"] and state["force_index"] and state["end_count"] < len(ends):
             at = row if predict_bonus_token else sum(drafts[:row])
             logits[at, ends[state["end_count"]]] = _CERTAIN

@@ -1,6 +1,6 @@
 """vLLM's V2 model runner: subclasses of its worker, runner, speculators and scheduler.
 
-``configured``, outside, names them where vLLM has chosen that runner. ``batch`` keeps on the host
-what the adapter asks a runner of the V1 kind, ``runner`` cuts steps to the drafts that were chosen,
-``speculators`` make the next ones, ``scheduler`` counts them.
+``runner_choice`` configures them where vLLM has chosen that runner. ``batch`` mirrors the requests
+on the host, ``runner`` trims steps to the chosen drafts, ``speculators`` make the next drafts,
+``scheduler`` counts the verified ones.
 """

@@ -1,7 +1,7 @@
-"""What a V2 runner knows of its requests, kept on the host.
+"""Host-side mirror of a V2 runner's requests.
 
-vLLM's own state of a request lies on the device. Its text is followed here from what the scheduler
-says when it begins and from what each step commits.
+vLLM's own state of a request is on the device. Here its text is tracked from the scheduler's output
+at its start, and from the tokens that each step commits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from decoder.engines.vllm.plan import Plan
 
 @dataclass(slots=True)
 class Request:
-    """One request, as the fields of vLLM's V1 ``CachedRequestState`` that are read."""
+    """One request, with the used fields of vLLM's V1 ``CachedRequestState``."""
 
     prompt: list[int] | None
     length: int  # of the prompt
@@ -30,13 +30,13 @@ class Request:
     prompt_embeds: Any
     prompt_is_token_ids: Any
     over: bool = False
-    """Whether vLLM will end it for what it has written."""
+    """Whether vLLM will end it, by its output."""
     ended: bool = False
-    """Whether it is over since an earlier step: scheduled ahead, it makes one more, for nothing."""
+    """Whether it was over before this step, which was scheduled ahead and is discarded."""
 
     @classmethod
     def of(cls, new: Any) -> Request:
-        """One that a ``NewRequestData`` brings, for the first time or after it was preempted."""
+        """The request of a ``NewRequestData``, new or resumed after preemption."""
         return cls(
             new.prompt_token_ids, new.prompt_len, list(new.prefill_token_ids[new.prompt_len :]),
             new.num_computed_tokens, new.sampling_params, new.lora_request, new.prompt_embeds,
@@ -45,7 +45,7 @@ class Request:
 
     @property
     def prompt_token_ids(self) -> list[int] | None:
-        """None where no draft can be made any more."""
+        """Token ids of the prompt; None once the request has ended, which excludes drafts."""
         return None if self.ended else self.prompt
 
     @property
@@ -54,37 +54,38 @@ class Request:
         return self.length + len(self.output_token_ids)
 
     def write(self, tokens: Sequence[int], max_model_len: int) -> None:
-        """Append what was committed; see whether it is the end. Mutates."""
+        """Append committed tokens, and check for the request's end. Mutates."""
         self.ended = self.over
         if self.ended:
             return
         self.output_token_ids.extend(tokens)
-        asked = self.sampling_params
-        most = min(asked.max_tokens or max_model_len, max_model_len - self.length)
-        stops = {*(asked.stop_token_ids or ()), asked.eos_token_id}
+        params = self.sampling_params
+        most = min(params.max_tokens or max_model_len, max_model_len - self.length)
+        stops = {*(params.stop_token_ids or ()), params.eos_token_id}
         self.over = len(self.output_token_ids) >= most or not stops.isdisjoint(tokens)
 
 
 @dataclass
 class Batch:
-    """The requests of one runner, and the step under way; ``lengths`` are of the drafts that wait
-    on the device, by request."""
+    """The requests of one runner, and its current step; ``lengths`` are those of the drafts on the
+    device, by request."""
 
     runner: Any
     requests: dict[str, Request] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
     step: Any = None
-    """The step's ``SchedulerOutput`` with drafts as long as they are."""
+    """The step's ``SchedulerOutput``, trimmed to the real lengths of drafts."""
     placed: dict[str, int] = field(default_factory=dict)
+    """Draft tokens scheduled, by request of the step."""
     verified: dict[str, int] = field(default_factory=dict)
-    """Draft tokens that each request of the step was scheduled with, and those that are left."""
+    """Draft tokens verified, by request of the step."""
 
     def __post_init__(self) -> None:
         self._vocabulary = self.runner.vllm_config.model_config.get_vocab_size()
 
     @property
     def limits(self) -> EngineLimits:
-        """What the engine was started with; vLLM may cut ``max_model_len`` to its memory."""
+        """Limits of the engine; vLLM may reduce ``max_model_len`` to its memory."""
         scheduler, longest = self.runner.vllm_config.scheduler_config, self.runner.max_model_len
         drafter = self.runner.speculative_config.draft_model_config
         return EngineLimits(
@@ -94,7 +95,7 @@ class Batch:
         )  # fmt: skip
 
     def begin(self, output: Any) -> None:
-        """Take in which requests a ``SchedulerOutput`` begins, goes on with, and ends."""
+        """Update the requests by a ``SchedulerOutput``: new, continued and finished ones."""
         for name in output.finished_req_ids:
             self.requests.pop(name, None)
         for new in output.scheduled_new_reqs:
@@ -104,15 +105,15 @@ class Batch:
             self.requests[name].num_computed_tokens = computed
 
     def trimmed(self, output: Any) -> Any:
-        """A copy of a ``SchedulerOutput`` that holds no place of a draft without a token in it."""
+        """A copy of a ``SchedulerOutput`` without placeholders of tokens that no draft has."""
         for name in output.finished_req_ids | (output.preempted_req_ids or set()):
             self.lengths.pop(name, None)
         scheduled, drafts = dict(output.num_scheduled_tokens), {}
-        for name, places in output.scheduled_spec_decode_tokens.items():
-            length = min(len(places), self.lengths.get(name, 0))
-            scheduled[name] -= len(places) - length
+        for name, placeholders in output.scheduled_spec_decode_tokens.items():
+            length = min(len(placeholders), self.lengths.get(name, 0))
+            scheduled[name] -= len(placeholders) - length
             if length:
-                drafts[name] = places[:length]
+                drafts[name] = placeholders[:length]
         self.placed = {n: len(each) for n, each in output.scheduled_spec_decode_tokens.items()}
         self.verified = {name: len(tokens) for name, tokens in drafts.items()}
         self.step = dataclasses.replace(
@@ -122,30 +123,29 @@ class Batch:
         return self.step
 
     def masked(self, grammar: Any, every_place: bool) -> Any:
-        """Masks for the places that are left, of a ``GrammarOutput`` for all; and what they forbid
-        is not verified.
+        """Grammar masks of the trimmed step, from a ``GrammarOutput`` of the scheduled one. Draft
+        tokens that the grammar forbids are removed from ``verified``.
 
         Args:
-            every_place: whether there are masks for as many places as a draft can have, of which
-                vLLM takes those that it needs.
+            every_place: whether vLLM takes masks for all scheduled positions, and selects itself.
         """
         if grammar is None:
             return None
         names = grammar.structured_output_request_ids
         allowed = grammar.num_acceptable_drafts or [0] * len(names)
-        left, at = list[int](), 0
+        rows, at = list[int](), 0
         for name, most in zip(names, allowed, strict=True):
             length = self.verified.get(name, 0)
-            left += range(at, at + length + 1)
+            rows += range(at, at + length + 1)
             at += self.placed.get(name, 0) + 1
             if length:
                 self.verified[name] = min(length, most)
         if every_place:
             return grammar
-        return dataclasses.replace(grammar, grammar_bitmask=grammar.grammar_bitmask[left])
+        return dataclasses.replace(grammar, grammar_bitmask=grammar.grammar_bitmask[rows])
 
     def commit(self, names: Sequence[str], sampled: Sequence[Sequence[int]]) -> None:
-        """Take in what a step committed, by rows of the batch."""
+        """Append the tokens that a step committed, by rows of the batch."""
         for name, tokens in zip(names, sampled, strict=True):
             if tokens:
                 self.requests[name].write(tokens, self.runner.max_model_len)
@@ -153,7 +153,7 @@ class Batch:
     def report(
         self, names: Sequence[str], sampled: Sequence[Sequence[int]], most: int
     ) -> BatchStep:
-        """The step; the next one has places for ``most`` draft tokens of a request."""
+        """The step's report; the next step reserves ``most`` draft tokens for a request."""
         states = [self.requests[name] for name in names]
         return BatchStep(
             self.limits, names, states, sampled, self.verified, self.step.num_scheduled_tokens,
@@ -162,8 +162,7 @@ class Batch:
         )  # fmt: skip
 
     def chosen(self, names: Sequence[str], plan: Plan) -> list[int]:
-        """The length of each row's next draft, of the cache or of as many tokens as the model
-        makes."""
+        """Record and return the length of each row's next draft, from the cache or the model."""
         lengths = [
             len(given) or min(room, plan.k)
             for given, room in zip(plan.given, plan.rooms, strict=True)

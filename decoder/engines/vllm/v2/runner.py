@@ -1,15 +1,15 @@
-"""vLLM's V2 model runner, whose steps verify the drafts that were chosen and no more.
+"""vLLM's V2 model runner, whose steps verify only the chosen drafts.
 
-A step goes like this:
+The calls of a step:
 
 ====================  ============================================================================
-``execute_model``     the step is cut to the drafts that there are, and runs
-``sample_tokens``     what was sampled is on its way to the host while the drafter reads it;
-                      the next drafts are chosen, and made
+``execute_model``     trim the step to the drafts that exist, run it
+``sample_tokens``     sample; copy the tokens to the host beside the drafter's first pass; choose
+                      and make the next drafts
 ====================  ============================================================================
 
-With asynchronous scheduling the next step is scheduled by then, with places for the longest draft.
-Nothing is lost by cutting them: the scheduler takes them for refused.
+With asynchronous scheduling the next step is scheduled by then, with placeholders for the longest
+draft. Trimming them loses nothing: the scheduler counts them as rejected.
 """
 
 from __future__ import annotations
@@ -43,32 +43,33 @@ model_runner.init_speculator = speculator_for
 
 
 class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
-    """On an accelerator. ``serving`` says that what comes now are no warm-up requests."""
+    """The runner on an accelerator. ``serving`` is False during vLLM's warm-up."""
 
     def __init__(self, vllm_config: Any, device: Any) -> None:
-        """Make vLLM's own, with our speculator."""
+        """Make vLLM's runner, with this plugin's speculator."""
         super().__init__(vllm_config, device)
         self.serving = False
         self.batch = Batch(self)
-        self.adapter: Adapter  # of the step under way, where there is a chooser
+        self.adapter: Adapter  # of the current step; set where the speculator has a chooser
         self._copies = torch.cuda.Stream(device)
         self._arrived: Any = None
-        self._sampled: tuple[Any, Any] = (None, None)  # on their way, and where they come from
+        # Copies in flight to the host, and their sources, which must outlive them.
+        self._sampled: tuple[Any, Any] = (None, None)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load it; no sampler is to expect lengths of vLLM's own choice."""
+        """Load the model; the sampler must not expect lengths that vLLM chose."""
         super().load_model(*args, **kwargs)
         if self.rejection_sampler is not None:
             self.rejection_sampler.enable_adaptive_verification = False
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        """Make what lies beside the cache, graphs among it."""
+        """Allocate the KV cache, and have :meth:`graphs` make the CUDA graphs."""
         with mock.patch.object(model_runner, "ModelCudaGraphManager", self.graphs):
             super().initialize_kv_cache(*args, **kwargs)
 
     def graphs(self, config: Any, device: Any, mode: Any, **kwargs: Any) -> Any:
-        """vLLM's graphs; those that it makes for adaptive verification take requests of any
-        lengths, so our steps run on them. Says whether they do."""
+        """vLLM's CUDA graphs. Those for adaptive verification allow any lengths of requests, so
+        steps that verify drafts can run on them; logs whether they do."""
         if self.speculative_config.enable_adaptive_verification:
             backend = get_varlen_cudagraph_unsupported_backend(
                 self.attn_groups, config, self.decode_query_len
@@ -82,14 +83,14 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         return GRAPHS(config, device, mode, **kwargs)
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a step."""
+        """Run a step, trimmed to the drafts that exist."""
         adapter = adapter_of(self) if self.serving and not kwargs.get("dummy_run") else None
         self.speculator.chooser = adapter and self
         if adapter is None:
             return super().execute_model(scheduler_output, *args, **kwargs)
         self.adapter = adapter
         adapter.before_step(scheduler_output.finished_req_ids)
-        with adapter.sparing("requests could not be followed"):
+        with adapter.sparing("requests could not be tracked"):
             self.batch.begin(scheduler_output)
         trimmed = self.batch.trimmed(scheduler_output)
         result = super().execute_model(trimmed, *args, **kwargs)
@@ -99,20 +100,20 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         return result
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """Sample, and draft."""
+        """Sample, and make the next drafts."""
         if self.speculator.chooser is None:
             return super().sample_tokens(grammar_output)
-        # vLLM 0.33 has masks for as many places as a draft can have
+        # vLLM 0.33 takes masks for all scheduled positions
         every = not hasattr(self.structured_outputs_worker, "num_bonus_tokens")
         masks = self.batch.masked(grammar_output, every)
         verified = self.batch.verified
         output = super().sample_tokens(masks)
-        if (told := getattr(output, "model_runner_output", None)) is not None:
-            setattr(told, VERIFIED, verified)
+        if (result := getattr(output, "model_runner_output", None)) is not None:
+            setattr(result, VERIFIED, verified)
         return output
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Sample; the tokens are sent to the host, behind which the drafter is launched."""
+        """Sample, and start copying the tokens to the host before the drafter is launched."""
         result = super().sample(*args, **kwargs)
         if self.speculator.chooser is not None:
             self._arrived = torch.cuda.Event(blocking=True)
@@ -124,28 +125,28 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         return result
 
     def take_draft_token_ids(self) -> Any:
-        """The drafts as long as they are, for a scheduler that waits for them."""
+        """The drafts with their real lengths, for a synchronous scheduler."""
         drafts = super().take_draft_token_ids()
         if drafts is None or not self.serving:
             return drafts
-        cut = [
+        trimmed = [
             tokens[: self.batch.lengths.get(name, 0)]
             for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
         ]
-        return dataclasses.replace(drafts, draft_token_ids=cut)
+        return dataclasses.replace(drafts, draft_token_ids=trimmed)
 
     def decide(self, names: list[str], most: int) -> Plan:
-        """What to draft for the requests of the batch, ``most`` tokens each."""
+        """Choose the next drafts of the batch, of at most ``most`` tokens each."""
         self._arrived.synchronize()
         (tokens, counts), self._sampled = self._sampled[0], (None, None)
         sampled = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
-        with self.adapter.sparing("what was committed could not be followed"):
+        with self.adapter.sparing("committed tokens could not be tracked"):
             self.batch.commit(names, sampled)
         step = functools.partial(self.batch.report, names, sampled, most)
         return self.adapter.decide(len(names), step)
 
     def drafts(self, names: list[str], plan: Plan, made: Tensor | None) -> Tensor:
-        """All drafts int64 [requests, longest], -1 behind each; ``made`` are the model's."""
+        """All drafts int64 [requests, longest], padded with -1; ``made`` are the model's."""
         if made is None:
             plan = dataclasses.replace(plan, k=0)
         lengths = self.batch.chosen(names, plan)
@@ -155,8 +156,8 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
             row[: len(tokens)] = tokens
         drafts = torch.from_numpy(given).to(self.device, non_blocking=True)
         if made is not None and plan.k:
-            owned = np.array([not tokens for tokens in plan.given])
-            model = torch.from_numpy(owned).to(self.device, non_blocking=True)
+            without = np.array([not tokens for tokens in plan.given])
+            model = torch.from_numpy(without).to(self.device, non_blocking=True)
             drafts[:, : plan.k] = torch.where(
                 model[:, None], made[:, : plan.k], drafts[:, : plan.k]
             )

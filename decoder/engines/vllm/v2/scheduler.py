@@ -1,7 +1,7 @@
-"""vLLM's asynchronous scheduler, with counters of what was verified.
+"""vLLM's asynchronous scheduler, with the real lengths of drafts in its counters.
 
-It schedules the longest draft for everybody before any is known, and takes all of it for drafted.
-What the runner really ran comes back with what it committed.
+vLLM schedules the longest draft for every request before any is known, and counts all of it as
+drafted. Here the runner returns the verified lengths with its output.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any, Final
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 VERIFIED: Final = "hvd_verified"
-"""Attribute of a ``ModelRunnerOutput``: draft tokens that were verified, by request."""
+"""Attribute of a ``ModelRunnerOutput``: draft tokens verified, by request."""
 
 
 class HybridScheduler(AsyncScheduler):  # type: ignore[misc]
-    """Books drafts as long as they were."""
+    """Counts only verified draft tokens as drafted."""
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Take in a step; what was trimmed of a draft counts as what a grammar forbids."""
+        """Process a step's output; trimmed draft tokens count like those that a grammar forbids."""
         verified = getattr(model_runner_output, VERIFIED, None)
         if verified is not None:
             scheduler_output.num_invalid_spec_tokens = {

@@ -1,7 +1,7 @@
-"""Where vLLM's V2 runner asks for drafts: they are chosen in there, and the drafter's are made.
+"""Speculators of vLLM's V2 runner: they choose the drafts, and run the model drafter.
 
-The drafter reads what was committed in every step. The choice is made while it does, for which the
-host needs no more than the sampled tokens: its passes for further tokens come after.
+The drafter's prefill runs in every step. The choice is made meanwhile, since the host needs only
+the sampled tokens for it. The drafter's passes for further tokens come after.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class CacheSpeculator(BaseSpeculator):  # type: ignore[misc]
-    """Drafts of the cache alone."""
+    """Makes cache drafts only."""
 
     supports_mm_inputs = False
     draft_logits = None
 
     def __init__(self, longest: int, device: Any) -> None:
-        """Take ``longest`` draft tokens of a request at most."""
-        self.chooser: Any = None  # the runner; while vLLM warms up there is none
-        self._shape, self._device = longest, device
+        """Limit drafts to ``longest`` tokens."""
+        self.chooser: Any = None  # the runner; None during vLLM's warm-up
+        self._longest, self._device = longest, device
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """There is nothing to capture."""
@@ -38,9 +38,9 @@ class CacheSpeculator(BaseSpeculator):  # type: ignore[misc]
         """There is nothing to capture."""
 
     def propose(self, input_batch: Any, *_: Any, **kwargs: Any) -> Tensor:
-        """Drafts int64 [requests, longest]; any tokens while vLLM warms up."""
+        """Drafts int64 [requests, longest]; zeros during vLLM's warm-up."""
         if self.chooser is None:
-            shape = len(input_batch.req_ids), self._shape
+            shape = len(input_batch.req_ids), self._longest
             return torch.zeros(shape, dtype=torch.int64, device=self._device)
         names = input_batch.req_ids
         plan = self.chooser.decide(names, kwargs["num_speculative_tokens"])
@@ -49,13 +49,13 @@ class CacheSpeculator(BaseSpeculator):  # type: ignore[misc]
 
 
 class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
-    """Drafts of the cache and of an EAGLE3 drafter, which makes ``depth`` tokens at most."""
+    """Makes cache drafts, and drafts of at most ``depth`` tokens with an EAGLE3 drafter."""
 
     def __init__(self, config: Any, device: Any, depth: int) -> None:
-        """Make vLLM's own, whose graphs then draft no more than that."""
+        """Make vLLM's speculator, with graphs for ``depth`` tokens."""
         super().__init__(config, device)
         self.chooser: Any = None  # likewise
-        # lengths are ours
+        # the policy chooses lengths
         self.enable_adaptive_verification = self.use_acceptance_estimator = False
         self._longest = int(config.speculative_config.num_speculative_tokens)
         self.num_speculative_steps = depth
@@ -64,7 +64,7 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
         self._plan: Plan | None = None
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """As vLLM does: its first pass runs on the target's steps, of the longest draft."""
+        """As vLLM, with the longest draft: the first pass has the shapes of the target's steps."""
         depth, self.num_speculative_steps = self.num_speculative_steps, self._longest
         try:
             super().init_cudagraph_manager(cudagraph_mode)
@@ -72,51 +72,51 @@ class HybridSpeculator(EagleSpeculator):  # type: ignore[misc]
             self.num_speculative_steps = depth
 
     def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Drafts int64 [requests, longest]; the drafter's own while vLLM warms up."""
+        """Drafts int64 [requests, longest]; the drafter's own during vLLM's warm-up."""
         self._most = kwargs.get("num_speculative_tokens", self._longest)
         kwargs["num_speculative_tokens"] = min(self._most, self.num_speculative_steps)
         if (chooser := self.chooser) is None:
             drafts: Tensor = super().propose(input_batch, *args, **kwargs)
-            wide = drafts.new_zeros((len(drafts), self._longest))
-            wide[:, : drafts.shape[1]] = drafts
-            return wide
+            padded = drafts.new_zeros((len(drafts), self._longest))
+            padded[:, : drafts.shape[1]] = drafts
+            return padded
         self._names, self._plan = input_batch.req_ids, None
-        made = None
+        from_model = None
         try:
-            made = super().propose(input_batch, *args, **kwargs)
-        except Exception:  # noqa: BLE001 - told by the adapter
+            from_model = super().propose(input_batch, *args, **kwargs)
+        except Exception:  # noqa: BLE001 - the adapter logs it
             chooser.adapter.failed()
         plan = self._plan or chooser.decide(self._names, self._most)
-        every: Tensor = chooser.drafts(self._names, plan, made)
-        return every
+        chosen: Tensor = chooser.drafts(self._names, plan, from_model)
+        return chosen
 
     def on_prefill_end(self, num_reqs: int) -> None:
-        """Choose while the device reads."""
+        """Choose while the device runs the drafter's prefill."""
         super().on_prefill_end(num_reqs)
         chooser = self.chooser
         self._plan = chooser.decide(self._names, self._most) if chooser is not None else None
 
     def _multi_step_decode(self, *args: Any) -> None:
-        if tokens := self._wanted(args[-1]):
+        if tokens := self._planned(args[-1]):
             super()._multi_step_decode(*args[:-1], tokens)
 
     def _fused_multi_step_decode(self, *args: Any) -> None:
-        if tokens := self._wanted(args[-1]):
+        if tokens := self._planned(args[-1]):
             super()._fused_multi_step_decode(*args[:-1], tokens)
 
     def _generate_fused_drafts(self, *args: Any, **kwargs: Any) -> None:
-        # a graph is captured of the longest draft, and would write past the end of the drafter's
+        # vLLM captures it with the longest draft, which would overflow the drafter's buffer
         *rest, tokens = *args, *kwargs.values()
         super()._generate_fused_drafts(*rest, min(tokens, self.num_speculative_steps))
 
-    def _wanted(self, tokens: int) -> int:
-        """How many to make, the first included, which is there; 0 where no more are."""
-        wanted = tokens if self._plan is None else min(tokens, self._plan.k)
-        return wanted if wanted > 1 else 0
+    def _planned(self, tokens: int) -> int:
+        """Tokens to draft, including the first, which exists; 0 where no others are planned."""
+        planned = tokens if self._plan is None else min(tokens, self._plan.k)
+        return planned if planned > 1 else 0
 
 
 def speculator_for(config: Any, device: Any, _: Any) -> BaseSpeculator:
-    """In the place of vLLM's ``init_speculator``, whose cases are closed."""
+    """Replaces vLLM's ``init_speculator``, which knows only its own methods."""
     drafts = config.speculative_config
     if drafts.method == "suffix":
         return CacheSpeculator(drafts.num_speculative_tokens, device)

@@ -1,4 +1,4 @@
-"""vLLM's worker on an accelerator, with our runner."""
+"""vLLM's worker on an accelerator, with this plugin's V2 runner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 
 class HybridWorker(Worker):  # type: ignore[misc]
-    """Makes our runner."""
+    """Makes a :class:`HybridRunner`."""
 
     def _make_model_runner(self) -> Any:
         from decoder.engines.vllm.v2.runner import HybridRunner
