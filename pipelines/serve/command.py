@@ -224,6 +224,9 @@ def serve_command(
         # a core less to compute on. On two cores that is a quarter of the throughput.
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         env["VLLM_CPU_KVCACHE_SPACE"] = CPU_KV_CACHE_GIB
+        # OpenMP threads that spin at a barrier take the core from the thread they wait for when
+        # another process has the other core: 7.9 times fewer tokens a second at a load of 8.
+        env["OMP_WAIT_POLICY"] = "PASSIVE"
         if dtype == "auto":
             dtype = machine.serving_dtype(flags)
     if Path(options.model).expanduser().is_dir():

@@ -153,7 +153,10 @@ def test_an_engine_without_room_in_shared_memory_is_refused(
     assert "/dev/shm" in done.stderr and "--shm-size" in done.stderr
 
 
-ON_A_CPU = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+ON_A_CPU = {
+    "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}  # fmt: skip
 
 
 def test_what_a_cpu_takes_is_set_there_unless_a_person_asked_for_else(monkeypatch) -> None:
@@ -167,7 +170,10 @@ def test_what_a_cpu_takes_is_set_there_unless_a_person_asked_for_else(monkeypatc
     assert after(arguments, "--port") == "8123" and "--enforce-eager" in arguments
     assert ON_A_CPU.items() <= env.items()
     assert env["HVD_WORKER_ENABLED"] == "1" and "VLLM_USE_V2_MODEL_RUNNER" not in env
-    own = {"VLLM_CPU_KVCACHE_SPACE": "16", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    own = {
+        "VLLM_CPU_KVCACHE_SPACE": "16", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "OMP_WAIT_POLICY": "ACTIVE",
+    }  # fmt: skip
     options = ServeOptions("owner/model", dtype="bfloat16", extra=("--no-enforce-eager",))
     arguments, env = served(options, **own)
     assert after(arguments, "--dtype") == "bfloat16"
