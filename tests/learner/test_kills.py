@@ -211,7 +211,7 @@ def test_minutes_without_mlflow_cost_no_event_and_no_verdict(
             time.sleep(1.0)
         # it is still away, and everything has been learned from but what is under way
         wait(lambda: status().drafts_consumed == 50 * sent and status().lag == 0)
-        assert status().registry_away_since > 0 and status().waiting >= 1
+        wait(lambda: status().registry_away_since > 0 and status().waiting >= 1)
         assert not server.answers()
         wait(lambda: bool(waiting_in(folder)))
         (won,) = waiting_in(folder)
