@@ -26,7 +26,7 @@ def tell(limited_log: LimitedLog, topic: str, what: str, error: BaseException) -
         log.debug("topic %s cannot be %s: %r", topic, what, error)
     else:
         limited_log.warning(
-            f"topic {topic} cannot be {what}: %s. Check that it exists, and that this process has "
-            "the right.",
+            f"topic {topic} cannot be {what}: %s. Check that it exists, and that this process is "
+            "allowed to.",
             repr(error),
         )
