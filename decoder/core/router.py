@@ -121,14 +121,7 @@ class DraftRouter:
     def start(
         self, request: str, prompt: Tokens, options: RequestOptions, output: Sequence[int] = ()
     ) -> None:
-        """Begin to track a request whose prompt is int32 [n].
-
-        Args:
-            output: tokens committed before tracking began.
-
-        Raises:
-            ValueError: the request is tracked already.
-        """
+        """As :meth:`decoder.core.tracker.Tracker.start`."""
         self.requests.start(request, prompt, options, output)
 
     def report(
