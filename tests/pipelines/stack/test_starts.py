@@ -75,6 +75,6 @@ def test_byte_code_compiled_loops_and_vllms_look_at_the_models_are_there_before_
     (expanded_model / "config.json").write_text(config)
     assert prepare.prepare() == []
     kept = {path.suffix for path in tmp_path.rglob("*")}
-    assert {".pyc", ".nbi", ".nbc"} <= kept
+    assert {".pyc", ".nbc"} <= kept
     models = [path.name for path in (tmp_path / "VLLM_CACHE_ROOT" / "modelinfos").iterdir()]
     assert len(models) == 2 and all("llama" in name for name in models)
