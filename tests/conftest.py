@@ -95,7 +95,7 @@ PATIENT = (
     "learner.intake.DELIVERY_MS", "learner.workers.PATIENCE_SECONDS",
     "learner.topics.REQUEST_MS", "learner.publish.ACK_SECONDS",
     "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.supervisor.CLOSE_TIMEOUT_S",
-    "decoder.telemetry.supervisor.START_TIMEOUT_S", "decoder.telemetry.supervisor.LAST_S",
+    "decoder.telemetry.supervisor.START_TIMEOUT_S", "decoder.telemetry.supervisor.GRACE_S",
 )  # fmt: skip
 
 
