@@ -163,7 +163,7 @@ def close(client: Any) -> None:
             client.close()
 
 
-def places_of(consumer: Any, topic: str) -> list[TopicPartition]:
+def partitions_of(consumer: Any, topic: str) -> list[TopicPartition]:
     """The partitions of ``topic``.
 
     Raises:

@@ -17,7 +17,7 @@ from decoder.kafka.clients import (
     log_error,
     offsets,
     open_consumer,
-    places_of,
+    partitions_of,
 )
 from decoder.limited_log import LimitedLog
 
@@ -104,7 +104,7 @@ class Compacted:
             self._consumer = open_consumer(
                 self._kafka, f"reader-of-{self._topic.name}", request_timeout_ms=REQUEST_MS
             )
-            places_of(self._consumer, self._topic.name)
+            partitions_of(self._consumer, self._topic.name)
         topic_id, places = layout_of(self._consumer, self._topic.name)
         if opens or (topic_id, places) != (self._topic_id, self._places):
             same = topic_id == self._topic_id
