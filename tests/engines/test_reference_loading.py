@@ -13,16 +13,16 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from decoder.contracts.errors import EngineError, ModelError
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.generation import Sampling
-from decoder.engines.reference.method import method
 from decoder.engines.reference.session import Session
 from pipelines.lab.drafter.save import save_head
+from pipelines.replay.rivals import method
 from tests.engines.tiny import tiny_engine, tiny_head, tiny_prompt, tiny_target
 
 
 def test_what_cannot_be_asked_is_refused_with_a_reason() -> None:
     engine = tiny_engine(0, max_model_len=40)
     session = Session(engine, method("suffix"))
-    with pytest.raises(EngineError, match="no tokens"):
+    with pytest.raises(EngineError, match="prompt of 0 tokens"):
         session.generate([], 4)
     with pytest.raises(EngineError, match="do not fit the context of 40"):
         session.generate(tiny_prompt(0, 40), 4)

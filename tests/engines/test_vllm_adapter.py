@@ -243,8 +243,8 @@ def test_whoever_shares_blocks_finds_them_read_by_the_drafter(blocks: int, capac
     steps = 299
     for round_ in range(1, steps + 1):
         e.run(1)
-        assert e.adapter.late is not None
-        if not e.adapter.late.unread:
+        assert e.adapter.deferred is not None
+        if not e.adapter.deferred.deferred:
             drafting = [n for n in e.runner.input_batch.req_ids if n in e.runner.requests]
             assert all(e.read_rightly(name) for name in drafting)
             checked += len(drafting)
@@ -259,7 +259,7 @@ def test_whoever_shares_blocks_finds_them_read_by_the_drafter(blocks: int, capac
     e.run()
     assert checked > 40 and e.worker.faults == 0
     assert e.drafter.passes < steps, (e.drafter.passes, steps)
-    assert e.adapter.late is not None and e.adapter.late.unread == 0
+    assert e.adapter.deferred is not None and e.adapter.deferred.deferred == 0
 
 
 def in_pieces(name: str) -> Sequence[int]:

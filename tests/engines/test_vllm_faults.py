@@ -18,9 +18,9 @@ from tests.events import KeepingLog
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
 
-@pytest.mark.parametrize("late", [True, False])
-def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> None:
-    e = engine(config(tokens=3), late=late)
+@pytest.mark.parametrize("deferring", [True, False])
+def test_a_router_that_says_too_much_is_cut_at_the_last_moment(deferring: bool) -> None:
+    e = engine(config(tokens=3), deferring=deferring)
     router, choose = e.worker.router, e.worker.router.choose
 
     def rash(report: Any) -> Any:
@@ -51,8 +51,8 @@ def test_a_drafter_that_fails_costs_the_step_its_model_drafts_and_is_told(
             raise RuntimeError("a kernel that is not there")
         return propose(**arguments)
 
-    assert e.adapter.late is not None
-    e.adapter.late._propose = broken
+    assert e.adapter.deferred is not None
+    e.adapter.deferred._propose = broken
     ask(e, range(4), steps=15)
     before, failing[0] = len(told), True
     with caplog.at_level(logging.ERROR, "decoder"):
@@ -136,7 +136,7 @@ def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
 ) -> None:
     e = engine(config("suffix"))
     e.worker.router.requests.sink = sink = KeepingLog()
-    propose = e.adapter.propose
+    propose = e.propose
 
     def other(*arguments: Any) -> Any:
         state = e.runner.requests.get("1")
@@ -149,7 +149,7 @@ def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
         finally:
             setattr(state, field, real)
 
-    e.adapter.propose = other  # type: ignore[method-assign]
+    e.propose = other
     serve(e, requests=2)
     is_whole(e)
     assert e.worker.router.counters.started == 1 and e.longest_seen > 0
@@ -167,7 +167,7 @@ def test_after_its_weights_have_gone_nothing_is_drafted_or_reported(
     closed: list[int] = []
     real = e.worker.close
     monkeypatch.setattr(e.worker, "close", lambda: closed.append(real() or 1))  # type: ignore[func-returns-value]
-    e.adapter.rest("the weights are others")
+    e.adapter.disable("the weights are others")
     assert closed == [1], "nor does it say any more whom it serves"
     after = len(e.ring)
     e.longest_seen, passes = 0, e.drafter.passes

@@ -69,7 +69,7 @@ def test_weights_that_are_loaded_again_are_others(worker: Worker) -> None:
     result = _load_model(WorkerSettings(), worker.original, worker, load_dummy_weights=True)
     assert result == "theirs" and worker.calls == [((), {"load_dummy_weights": True})]
     adapter = adapter_of(worker.model_runner)
-    assert adapter is not None and "restart the server" in adapter.idle
+    assert adapter is not None and "restart the server" in adapter.disabled
 
 
 def test_what_is_told_at_start_is_heard_though_vllm_sets_up_its_logs_after_its_plugins(
@@ -92,7 +92,7 @@ def test_only_weights_that_go_end_drafting(
 ) -> None:
     assert AROUND[name](worker.original, worker, **arguments) == "theirs"
     adapter = adapter_of(worker.model_runner)
-    assert adapter is not None and bool(adapter.idle) == rests and len(worker.calls) == 1
+    assert adapter is not None and bool(adapter.disabled) == rests and len(worker.calls) == 1
 
 
 def test_shutting_down_sends_what_is_left_and_takes_the_adapter_away(worker: Worker) -> None:

@@ -98,14 +98,14 @@ def test_ranks_that_are_not_alike_find_out_without_waiting_for_each_other(ran: R
 
 def test_a_lone_rank_talks_to_nobody() -> None:
     ranks = Ranks()
-    plan = Plan(((1, 2), ()), (0, 3), 4)
+    plan = Plan([[1, 2], []], [0, 3], 4)
     assert ranks.leads and ranks.agree(2, lambda: plan) is plan
     assert ranks.conduct(lambda step: [step(n) for n in (1, 2)], lambda n: n + 1) == [2, 3]
-    assert ranks.told(True) and not ranks.told(False)
+    assert ranks.broadcast(True) and not ranks.broadcast(False)
 
 
 def test_a_row_takes_what_is_given_or_its_share_of_the_model_draft() -> None:
-    plan = Plan(((7, 8, 9), (), (), ()), (0, 2, 0, 4), 4)
+    plan = Plan([[7, 8, 9], [], [], []], [0, 2, 0, 4], 4)
     made = np.arange(16).reshape(4, 4).tolist()
     assert plan.proposals(made) == [[7, 8, 9], [4, 5], [], [12, 13, 14, 15]]
     assert plan.proposals([[]] * 4) == plan.proposals([]) == [[7, 8, 9], [], [], []]

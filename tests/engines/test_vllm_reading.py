@@ -22,42 +22,42 @@ from tests.engines.test_vllm_adapter import engine, is_whole, serve
 PLAIN_US = 30_000.0
 
 
-def after(reading: PrefillBudget, steps: int, tokens: int, worth_us: float) -> bool:
+def after(budget: PrefillBudget, steps: int, tokens: int, worth_us: float) -> bool:
     for _ in range(steps):
-        reading.observe(tokens, 1_000.0, worth_us, PLAIN_US)
-    return reading.allows
+        budget.observe(tokens, 1_000.0, worth_us, PLAIN_US)
+    return budget.allows
 
 
 def test_it_reads_while_its_drafts_are_worth_more_than_that_takes() -> None:
-    reading = PrefillBudget(28, 1)
-    assert after(reading, 1, 2_000, 0.0), "a prompt is paid for at once, its drafts come after it"
-    assert after(reading, 500, 100, 5_500.0)
-    assert not after(reading, 500, 100, 4_500.0)
-    assert after(reading, 500, 100, 5_500.0), "not overdrawn for ever"
+    budget = PrefillBudget(28, 1)
+    assert after(budget, 1, 2_000, 0.0), "a prompt is paid for at once, its drafts come after it"
+    assert after(budget, 500, 100, 5_500.0)
+    assert not after(budget, 500, 100, 4_500.0)
+    assert after(budget, 500, 100, 5_500.0), "not overdrawn for ever"
 
 
 def test_no_more_is_saved_or_owed_than_a_few_steps() -> None:
-    reading = PrefillBudget(28, 1)
-    after(reading, 1_000, 1, 5_000.0)
+    budget = PrefillBudget(28, 1)
+    after(budget, 1_000, 1, 5_000.0)
     steps = math.ceil(LIMIT * PLAIN_US / 5_000.0)
-    assert after(reading, steps - 1, 100, 0.0) and not after(reading, 2, 100, 0.0)
-    after(reading, 1_000, 100, 0.0)
-    assert not after(reading, steps - 1, 0, 5_000.0) and after(reading, 2, 0, 5_000.0)
+    assert after(budget, steps - 1, 100, 0.0) and not after(budget, 2, 100, 0.0)
+    after(budget, 1_000, 100, 0.0)
+    assert not after(budget, steps - 1, 0, 5_000.0) and after(budget, 2, 0, 5_000.0)
 
 
 def test_a_policy_that_weighs_no_model_drafts_has_them_read() -> None:
-    reading = PrefillBudget(28, 1)
-    assert not after(reading, 1_000, 100, 0.0)
-    assert after(reading, 1, 100_000, math.inf) and after(reading, 3, 100, math.inf)
+    budget = PrefillBudget(28, 1)
+    assert not after(budget, 1_000, 100, 0.0)
+    assert after(budget, 1, 100_000, math.inf) and after(budget, 3, 100, math.inf)
 
 
 @pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 @pytest.mark.parametrize("blocks", [400, 110])
 def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(blocks: int) -> None:
     """With as few blocks requests are preempted, and begin anew."""
-    e = engine(config(), reading=PrefillBudget(1, 70), blocks=blocks)
-    late, choose = e.adapter.late, e.worker.router.choose
-    assert late is not None
+    e = engine(config(), budget=PrefillBudget(1, 70), blocks=blocks)
+    deferred, choose = e.adapter.deferred, e.worker.router.choose
+    assert deferred is not None
     drafted, skipped = set[str](), set[str]()
 
     def noting(report: Any) -> Any:
@@ -65,7 +65,7 @@ def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(bloc
         asking = {n for n, d in zip(report.names, decisions, strict=True) if d.arm == "model"}
         assert not asking & report.unable
         drafted.update(asking)
-        skipped.update(late.skipped)
+        skipped.update(deferred.coverage.skipped)
         return decisions
 
     e.worker.router.choose = noting  # type: ignore[method-assign,assignment]
@@ -73,7 +73,8 @@ def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(bloc
     is_whole(e)
     assert len(skipped) > 15 and drafted and e.drafter.passes
     assert bool(e.preemptions) == (blocks == 110)
-    assert not late.unread and not late._pieces and len(late._met) <= 4
+    assert not deferred.deferred and not deferred._pieces
+    assert len(deferred.coverage._admitted) <= 4
 
 
 class Late(PrefillBudget):
@@ -113,7 +114,7 @@ class Serves:
 
     def __init__(self, blocks: int = 2_000, tokens: int = 16) -> None:
         self.account = Late(14, 1)
-        self.e = Scheduled(config(tokens=tokens), alike, reading=self.account, blocks=blocks)
+        self.e = Scheduled(config(tokens=tokens), alike, budget=self.account, blocks=blocks)
         self.e.worker.router._rule = wherever_it_can
         self.e.worker.router.interleaver = None
         self.drafted, self.blind = list[str](), set[str]()
@@ -183,16 +184,16 @@ def test_what_a_failing_drafter_missed_is_not_drafted_over() -> None:
     s = Serves()
     s.account.open = True
     s.serve(0, 4)
-    late, broken = s.e.adapter.late, [True]
-    assert late is not None
-    propose = late._propose
+    deferred, broken = s.e.adapter.deferred, [True]
+    assert deferred is not None
+    propose = deferred._propose
 
     def failing(**arguments: Any) -> Any:
         if broken[0]:
             raise RuntimeError("a kernel that is not there")
         return propose(**arguments)
 
-    late._propose = failing
+    deferred._propose = failing
     for name in range(300, 304):
         s.e.ask(str(name), 84, 100)
     s.e.run(10)

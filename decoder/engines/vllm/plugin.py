@@ -24,10 +24,10 @@ from decoder.core.costs import LiveCosts
 from decoder.core.payoff.token_classes import token_classes_of
 from decoder.engines.vllm import consistency, contract, hooks, requirements, runner_choice
 from decoder.engines.vllm.hooks import adapter_of, attach
-from decoder.engines.vllm.profile import WorkerProfile
+from decoder.engines.vllm.profile import NO_PROFILE, WorkerProfile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import longest_draft
-from decoder.engines.vllm.v1 import around as v1
+from decoder.engines.vllm.v1 import runner as v1
 from decoder.engines.vllm.v1.sampling import patch_sampling
 from decoder.scope_id import readable, scope_of
 from decoder.settings import WorkerSettings
@@ -109,7 +109,7 @@ def _load_model(
         v1.full_graphs_of_plain_steps(self.model_runner)
     result = original(self, *args, **kwargs)
     if (adapter := adapter_of(self.model_runner)) is not None:
-        adapter.rest(_WEIGHTS)
+        adapter.disable(_WEIGHTS)
     else:
         attach(self.model_runner, _adapter(self.model_runner, settings))
     return result
@@ -124,12 +124,13 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
 
     config, group = runner.vllm_config, get_tp_group()
     ranks = Ranks(group.rank_in_group, group.world_size, group.cpu_group, runner.max_num_reqs)
-    make: Callable[..., Adapter] = Adapter
-    if not config.use_v2_model_runner:
-        make = functools.partial(v1.adapter, runner, settings)
-    return make(
-        _worker(runner, settings) if ranks.leads else None, longest_draft(config), ranks=ranks,
-        has_model=config.speculative_config.method == "eagle3",
+    has_model = config.speculative_config.method == "eagle3"
+    deferred = None
+    if has_model and not config.use_v2_model_runner:
+        deferred = v1.deferred_drafter(runner, settings)
+    return Adapter(
+        _worker(runner, settings) if ranks.leads else None, longest_draft(config),
+        has_model=has_model, ranks=ranks, deferred=deferred,
     )  # fmt: skip
 
 
@@ -179,7 +180,7 @@ def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
         self.model_runner, worker.scope if worker else "", adapter.ranks
     )
     costs = None
-    with adapter.sparing("steps cannot be profiled: costs are learned from service alone"):
+    with adapter.suppressing(NO_PROFILE):
         costs = adapter.profile.take()
     if worker is not None:
         worker.router.costs = costs or LiveCosts()
@@ -202,7 +203,7 @@ def _sleep(original: Callable[..., Any], self: Any, level: int = 1) -> Any:
 def _disable(worker: Any) -> None:
     adapter = adapter_of(worker.model_runner)
     if adapter is not None:
-        adapter.rest(_WEIGHTS)
+        adapter.disable(_WEIGHTS)
 
 
 def _shutdown(original: Callable[..., Any], self: Any) -> Any:

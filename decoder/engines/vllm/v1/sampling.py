@@ -3,12 +3,10 @@
 ====================================  ==========================================================
 ``expand_batch_to_tokens``            returns uninitialised memory as temperatures: its kernel gets
                                       a converted copy of the output, which is never copied back
-``apply_top_k_top_p`` on no rows      raises ``max(): Expected reduction dim ...`` in a step that
-                                      verifies no draft, such as a prefill; sorts every row where
-                                      one request sets ``top_p``
+``apply_top_k_top_p``                 raises ``max(): Expected reduction dim ...`` on no rows, as in
+                                      a prefill; sorts every row where one request sets ``top_p``
 ``_bookkeeping_sync``                 rewinds the generator of a seeded request during chunked
                                       prefill; a CPU generator has no offset, and the engine ends
-                                      with ``CPU Generator does not use offset``
 ``_get_logprobs_tensors``             pads every request to the longest draft of the step, and
                                       copies that twice: one request for log probabilities among
                                       128, one of which verifies 64 tokens, takes 8.5 GB with a
@@ -144,20 +142,13 @@ def in_chunks(get: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(get)
-    def gathered(
-        sampler: Any,
-        count: int,
-        metadata: Any,
-        logits: torch.Tensor,
-        target: torch.Tensor,
-        bonus: torch.Tensor,
-        ids: torch.Tensor,
-    ) -> Any:
+    def gathered(sampler: Any, count: int, metadata: Any, *tensors: torch.Tensor) -> Any:
         from vllm.utils.torch_utils import async_tensor_h2d
 
+        logits, target, bonus, ids = tensors
         size, width = _chunk_rows(logits.shape[-1], COPIES), ids.shape[1]
         if ids.numel() <= size:
-            return get(sampler, count, metadata, logits, target, bonus, ids)
+            return get(sampler, count, metadata, *tensors)
         lengths = [drafted + 1 for drafted in metadata.num_draft_tokens]
         ends = list(accumulate(lengths))
         real = [i * width + j for i, n in enumerate(lengths) for j in range(n)]
@@ -170,8 +161,8 @@ def in_chunks(get: Callable[..., Any]) -> Callable[..., Any]:
             part = logits[begin:end], target[drafted], bonus[behind], tokens[begin:end]
             chunks.append(get(sampler, count, own, *part))
         padded = []
-        for tensors in zip(*(chunk[:3] for chunk in chunks), strict=True):
-            joined = torch.cat(tensors)
+        for parts in zip(*(chunk[:3] for chunk in chunks), strict=True):
+            joined = torch.cat(parts)
             empty = joined.new_zeros((ids.numel(), *joined.shape[1:]))
             padded.append(empty.index_copy_(0, rows, joined))
         return type(chunks[-1])(*padded)
