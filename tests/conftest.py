@@ -57,7 +57,7 @@ LONGEST = (
     "pipelines/lab/replay/test_command.py", "pipelines/telemetry/test_export.py",
     "decoder/test_compiled.py", "pipelines/lab/drift/test_drift.py",
     "pipelines/watch/test_page.py", "decoder/telemetry/test_supervisor.py",
-    "learner/test_meanwhile.py", "packaging/test_dependencies.py", "engines/test_vllm_reading.py",
+    "learner/test_meanwhile.py", "packaging/test_dependencies.py", "engines/test_vllm_prefill.py",
     "pipelines/policy/test_policy.py", "pipelines/lab/bench/serve/test_run.py",
     "pipelines/lab/bench/test_cli.py", "learner/test_loop.py", "learner/test_power.py",
     "pipelines/stack/test_supervision.py",

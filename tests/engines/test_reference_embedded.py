@@ -9,7 +9,7 @@ from pipelines.workloads import prompts
 
 
 @pytest.mark.long
-def test_every_method_writes_what_the_embedded_model_would() -> None:
+def test_every_method_is_lossless_on_the_embedded_model() -> None:
     from decoder.engines.reference.engine import ReferenceEngine
     from decoder.engines.reference.session import Session
     from pipelines.embedded import DRAFTER

@@ -124,7 +124,7 @@ def title(row: Requirement) -> str:
 
 
 @pytest.mark.parametrize("row", REQUIREMENTS, ids=title)
-def test_each_row_is_what_becomes_of_a_real_configuration(
+def test_each_row_applies_to_a_real_configuration(
     row: Requirement, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, change = CASES[row.setting, row.values]
@@ -165,7 +165,7 @@ def test_models_that_do_not_decode_by_attention_alone_are_refused(fact: dict[str
         setting(f"{PARALLEL}.data_parallel_index", 1),
     ],
 )
-def test_what_no_row_names_is_accepted(change: Change) -> None:
+def test_settings_without_a_row_are_accepted(change: Change) -> None:
     config = engine()
     change(config)
     check(config, WorkerSettings())
@@ -180,9 +180,7 @@ def test_what_no_row_names_is_accepted(change: Change) -> None:
         setting("parallel_config.worker_cls", next(iter(runner_choice.WORKERS.values()))),
     ],
 )
-def test_what_vllm_has_on_v2_alone_takes_it_unasked(
-    change: Change, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_of_v2_alone_select_v2(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
     config = engine("suffix", num_speculative_tokens=9)
     theirs = type(config)._get_v2_model_runner_unsupported_features
@@ -215,7 +213,7 @@ def test_logits_processors_of_other_packages_are_not_passed_over(
 
 
 @pytest.mark.parametrize("backend", ["auto", "xgrammar", "guidance", "outlines"])
-def test_a_grammar_that_may_be_asked_for_is_wound_back_behind_refused_drafts(backend: str) -> None:
+def test_grammars_roll_back_rejected_drafts(backend: str) -> None:
     from vllm.tokenizers import cached_tokenizer_from_config
     from vllm.v1.structured_output.backend_guidance import GuidanceBackend
     from vllm.v1.structured_output.backend_outlines import OutlinesBackend
@@ -238,14 +236,14 @@ def test_a_grammar_that_may_be_asked_for_is_wound_back_behind_refused_drafts(bac
     assert grammar.validate_tokens([*draft[3:], draft[0]]) == draft[3:]
 
 
-def test_what_hvd_serve_starts_is_taken_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_configuration_of_hvd_serve_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
     for config in (engine(), engine("suffix", num_speculative_tokens=64)):
         with caplog.at_level(logging.WARNING, "decoder"):
             check(config, WorkerSettings())
     assert not [r for r in caplog.records if r.name.startswith("decoder")]
 
 
-def test_every_row_is_tried_and_every_refusal_says_what_to_do() -> None:
+def test_every_row_has_a_case_and_every_refusal_names_a_remedy() -> None:
     rows = {(r.setting, r.values) for r in REQUIREMENTS}
     assert len(rows) == len(REQUIREMENTS) and rows == CASES.keys()
     for row in REQUIREMENTS:
@@ -254,7 +252,7 @@ def test_every_row_is_tried_and_every_refusal_says_what_to_do() -> None:
             assert any(word in row.why for word in words), title(row)
 
 
-def test_no_draft_is_longer_than_vllms_sampler_takes() -> None:
+def test_no_draft_exceeds_vllms_max_spec_len() -> None:
     from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
 
     config = engine(num_speculative_tokens=512)
@@ -272,7 +270,7 @@ def test_no_draft_is_longer_than_vllms_sampler_takes() -> None:
         setting("parallel_config.data_parallel_size", 2),
     ],
 )
-def test_a_drafter_reads_late_only_where_tokens_and_positions_are_all_it_takes(
+def test_prefill_is_deferred_only_where_tokens_and_positions_are_the_inputs(
     change: Change,
 ) -> None:
     config = engine()

@@ -95,7 +95,7 @@ def test_thinking_ends_where_it_does_without_drafts(drafts: Drafts) -> None:
     assert written(holder_of(drafted=True), drafts, True) == expected
 
 
-def test_a_budget_ends_with_its_request_and_not_with_the_one_that_takes_its_place() -> None:
+def test_a_thinking_budget_ends_with_its_request() -> None:
     from vllm import SamplingParams
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 

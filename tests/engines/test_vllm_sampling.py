@@ -42,7 +42,7 @@ def test_each_request_keeps_its_value_for_all_its_tokens(
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5, 11])
 @pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-def test_log_probabilities_of_some_tokens_at_a_time_are_those_of_all(
+def test_chunked_logprobs_equal_those_of_all_rows_at_once(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     from vllm.v1.sample.rejection_sampler import RejectionSampler
@@ -83,7 +83,7 @@ def test_log_probabilities_of_some_tokens_at_a_time_are_those_of_all(
         assert torch.equal(one[own.flatten()], other[own.flatten()])
 
 
-def test_a_seeded_request_whose_prompt_is_read_in_parts_ends_nothing() -> None:
+def test_a_seeded_request_with_chunked_prefill_ends_nothing() -> None:
     def bookkeeping(runner: Any) -> str:
         for generator in runner.input_batch.generators.values():  # as vLLM winds it back
             generator.set_offset(generator.get_offset() - 4)
@@ -104,7 +104,7 @@ KINDS = {"presence": (1, 0, 0), "frequency": (0, 1, 0), "repetition": (0, 0, 1),
 @pytest.mark.parametrize("penalised", [(0, 1, 0, 0, 0, 0), (0, 1, 0, 1, 0, 1), (1,) * 6])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-def test_penalties_are_vllms_own_and_touch_a_few_rows_of_penalised_requests_at_a_time(
+def test_penalties_equal_vllms_and_touch_rows_of_penalised_requests_in_chunks(
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
     penalised: tuple[int, ...],
@@ -163,7 +163,7 @@ TOKENS = st.lists(st.integers(-1, 2), max_size=5)
         max_size=4,
     ),
 )
-def test_bad_words_are_found_in_what_is_made_where_it_is_looked_at(
+def test_bad_words_are_found_in_lists_built_on_access(
     texts: list[tuple[list[int], list[int]]], words: dict[int, list[list[int]]]
 ) -> None:
     from vllm.v1.sample.ops.bad_words import apply_bad_words_with_drafts
@@ -184,7 +184,7 @@ def test_bad_words_are_found_in_what_is_made_where_it_is_looked_at(
 @pytest.mark.parametrize("with_p", [True, False])
 @pytest.mark.parametrize("at_once", [1, 2, 9])
 @pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-def test_top_k_and_top_p_are_vllms_own_and_sort_a_few_rows_that_ask_at_a_time(
+def test_top_k_and_top_p_equal_vllms_and_sort_limited_rows_in_chunks(
     monkeypatch: pytest.MonkeyPatch, at_once: int, with_p: bool, with_k: bool
 ) -> None:
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch

@@ -28,7 +28,7 @@ def after(budget: PrefillBudget, steps: int, tokens: int, worth_us: float) -> bo
     return budget.allows
 
 
-def test_it_reads_while_its_drafts_are_worth_more_than_that_takes() -> None:
+def test_prefill_is_allowed_while_drafts_save_more_than_it_costs() -> None:
     budget = PrefillBudget(28, 1)
     assert after(budget, 1, 2_000, 0.0), "a prompt is paid for at once, its drafts come after it"
     assert after(budget, 500, 100, 5_500.0)
@@ -36,7 +36,7 @@ def test_it_reads_while_its_drafts_are_worth_more_than_that_takes() -> None:
     assert after(budget, 500, 100, 5_500.0), "not overdrawn for ever"
 
 
-def test_no_more_is_saved_or_owed_than_a_few_steps() -> None:
+def test_the_balance_is_bounded_by_a_few_steps() -> None:
     budget = PrefillBudget(28, 1)
     after(budget, 1_000, 1, 5_000.0)
     steps = math.ceil(LIMIT * PLAIN_US / 5_000.0)
@@ -45,7 +45,7 @@ def test_no_more_is_saved_or_owed_than_a_few_steps() -> None:
     assert not after(budget, steps - 1, 0, 5_000.0) and after(budget, 2, 0, 5_000.0)
 
 
-def test_a_policy_that_weighs_no_model_drafts_has_them_read() -> None:
+def test_prefill_is_allowed_where_the_policy_does_not_price_model_drafts() -> None:
     budget = PrefillBudget(28, 1)
     assert not after(budget, 1_000, 100, 0.0)
     assert after(budget, 1, 100_000, math.inf) and after(budget, 3, 100, math.inf)
@@ -53,7 +53,7 @@ def test_a_policy_that_weighs_no_model_drafts_has_them_read() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 @pytest.mark.parametrize("blocks", [400, 110])
-def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(blocks: int) -> None:
+def test_while_prefill_does_not_pay_most_new_requests_are_skipped(blocks: int) -> None:
     """With as few blocks requests are preempted, and begin anew."""
     e = engine(config(), budget=PrefillBudget(1, 70), blocks=blocks)
     deferred, choose = e.adapter.deferred, e.worker.router.choose
@@ -151,7 +151,7 @@ class Serves:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_what_many_begin_with_is_read_though_reading_does_not_pay(at_once: int) -> None:
+def test_a_shared_prefix_is_prefilled_though_prefill_does_not_pay(at_once: int) -> None:
     s = Serves()
     assert 0 < s.serve(0, 40, at_once) < 20
     s.account.open = True
@@ -159,7 +159,7 @@ def test_what_many_begin_with_is_read_though_reading_does_not_pay(at_once: int) 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_nothing_is_drafted_over_what_was_never_read() -> None:
+def test_no_model_draft_follows_blocks_without_prefill() -> None:
     """A start that nobody had in common before is not read; those that have it later know."""
     s = Serves()
     s.serve(100, 140)
@@ -172,7 +172,7 @@ def test_nothing_is_drafted_over_what_was_never_read() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("wanted", [True, False])
-def test_requests_that_go_on_after_a_preemption_draft_over_what_was_read(wanted: bool) -> None:
+def test_resumed_requests_draft_only_after_prefilled_blocks(wanted: bool) -> None:
     s = Serves(blocks=100)
     s.account.open = wanted
     s.serve(0, 30, at_once=6, most=100)
@@ -180,7 +180,7 @@ def test_requests_that_go_on_after_a_preemption_draft_over_what_was_read(wanted:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_a_failing_drafter_missed_is_not_drafted_over() -> None:
+def test_requests_that_a_failing_drafter_missed_get_no_model_drafts() -> None:
     s = Serves()
     s.account.open = True
     s.serve(0, 4)
