@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from decoder.contracts.bundle import Policy
 from decoder.core.choice import Chosen, Step
+from decoder.engines.vllm.v1.drafter import Piece
 from decoder.engines.vllm.v1.prefill_budget import LIMIT, PrefillBudget
 from decoder.policy.rule import NONE
 from tests.decoder.simulated import model_alone
 from tests.engines.configs import config
-from tests.engines.scheduled import VOCABULARY, Scheduled
+from tests.engines.scheduled import VOCABULARY, WIDTH, Scheduled
 from tests.engines.test_vllm_adapter import engine, is_whole, serve
 
 PLAIN_US = 30_000.0
@@ -201,3 +203,24 @@ def test_requests_that_a_failing_drafter_missed_get_no_model_drafts() -> None:
     s.e.run(20)
     assert not {"300", "301", "302", "303"} & set(s.drafted)
     assert s.serve(4, 8) == 4 and not s.blind, "what others said before counts as read"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_failing_prefill_of_an_ended_request_loses_no_blocks_of_the_step() -> None:
+    """Else the next request with the same prefix would count as prefilled."""
+    s = Serves()
+    s.e.ask("1", 84, 100)
+    s.e.run(3)
+    deferred = s.e.adapter.deferred
+    assert deferred is not None and "1" in deferred.coverage._blocks
+
+    def failing(**arguments: Any) -> Any:
+        raise RuntimeError("a kernel that is not there")
+
+    deferred._propose = failing
+    deferred._pieces = {"1": [Piece(torch.zeros(1), torch.zeros(1, WIDTH), 0, 1, 90)]}
+    deferred._rows = {"1": (torch.zeros(512, dtype=torch.int32), torch.tensor(0))}
+    s.e.abort("1")
+    s.e.ask("2", 84, 100)
+    s.e.run(1)
+    assert s.e.worker.faults and set(deferred.coverage._blocks) == {"2"}

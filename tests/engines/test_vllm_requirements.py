@@ -64,7 +64,6 @@ CASES: dict[tuple[str, str], tuple[Callable[[], Any], Change | None]] = {
     ("--speculative-config", "absent"): given(""),
     ("method", "any other"): given("ngram", num_speculative_tokens=3, prompt_lookup_max=4),
     ("num_speculative_tokens", "above 128"): given(num_speculative_tokens=129),
-    ("num_speculative_tokens", "absent with suffix"): given("suffix"),
     ("num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT"):
         given("suffix", num_speculative_tokens=16),
     ("num_speculative_tokens", "below HVD_WORKER_MODEL_DRAFT_TOKENS"):

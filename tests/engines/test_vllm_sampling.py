@@ -76,7 +76,7 @@ def test_chunked_logprobs_equal_those_of_all_rows_at_once(
     given = (sampler, 2, metadata, logits, logits[target] * 2, logits[bonus] * 3, ids)
     whole = get(*given)
     monkeypatch.setattr(sampling, "CHUNK_BYTES", 4 * COPIES * vocabulary * at_once)
-    pieces = in_chunks(get)(*given)
+    pieces = in_chunks(get, *given)
     assert max(asked[1:]) <= at_once and sum(asked[1:]) == len(logits)
     for one, other in zip(pieces[:3], whole[:3], strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape
@@ -90,10 +90,11 @@ def test_a_seeded_request_with_chunked_prefill_ends_nothing() -> None:
         return "kept"
 
     generators = {3: torch.Generator("cpu").manual_seed(7)}
-    runner = SimpleNamespace(input_batch=SimpleNamespace(generators=generators))
+    batch = SimpleNamespace(generators=generators)
+    runner = SimpleNamespace(input_batch=batch, device=torch.device("cpu"))
     with pytest.raises(RuntimeError, match="offset"):
         bookkeeping(runner)
-    assert without_generators(bookkeeping)(runner) == "kept"
+    assert without_generators(bookkeeping, runner) == "kept"
     assert runner.input_batch.generators is generators
 
 
@@ -202,7 +203,7 @@ def test_top_k_and_top_p_equal_vllms_and_sort_limited_rows_in_chunks(
         return out
 
     monkeypatch.setattr(sampling, "CHUNK_BYTES", 4 * vocabulary * SORTED_ROW_COPIES * at_once)
-    ours = only_where_asked(apply)(logits.clone(), *limits)
+    ours = only_where_asked(apply, logits.clone(), *limits)
     theirs = apply_top_k_top_p_pytorch(logits.clone(), *limits, allow_cpu_sync=True)
     assert torch.equal(ours, theirs)
     asked = (with_k & (k < vocabulary)) | (with_p & (p < 1))

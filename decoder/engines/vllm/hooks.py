@@ -1,7 +1,7 @@
 """Every place of vLLM that this plugin uses. None is a public interface, so all are checked.
 
-A hook is wrapped here, replaced in ``v1.sampling``, or called as it is. ``contract`` compares each
-with its source in the supported versions.
+A hook is wrapped, replaced or overridden by this package, or called as it is. ``contract`` compares
+each with its source in the supported versions.
 """
 
 from __future__ import annotations
@@ -63,21 +63,23 @@ HOOKS: Final = (
          "also refuse what ends the engine beside drafts", "wrapped"),
     Hook(RUNNER, "execute_model, propose_draft_token_ids, _input_fits_in_drafter",
          "observe a step, choose and make drafts, up to the end of the context", "wrapped"),
-    Hook(RUNNER, "_bookkeeping_sync", "patched: rewinds generators, which fails on a CPU"),
+    Hook(RUNNER, "_bookkeeping_sync", "hide generators, whose rewinding fails on a CPU", "wrapped"),
     Hook("vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer", "propose",
          "replaced: the drafter's pass, whose prefill is deferred"),
     Hook("vllm.v1.spec_decode.suffix_decoding:SuffixDecodingProposer", "__init__",
          "replaced: would allocate suffix trees, which are not used", "wrapped"),
+    Hook(f"{SAMPLE}rejection_sampler:RejectionSampler", "_get_logprobs_tensors",
+         "compute in chunks, without padding", "wrapped"),
     Hook(f"{SAMPLE}rejection_sampler:RejectionSampler",
-         "_get_logprobs_tensors, apply_penalties, _combine_outputs_with_spec_tokens",
-         "patched: computed for all rows where one request asks"),
+         "apply_penalties, _combine_outputs_with_spec_tokens",
+         "replaced: computed for all rows where one request asks"),
     Hook(f"{SAMPLE}rejection_sampler", "expand_batch_to_tokens",
-         "patched: returns uninitialised memory on a CPU"),
+         "replaced: returns uninitialised memory on a CPU"),
     Hook(f"{SAMPLE}ops.topk_topp_sampler", "apply_top_k_top_p",
-         "patched: fails on no rows, and sorts all rows, on a CPU"),
+         "limited to some rows: fails on no rows, and sorts all rows, on a CPU"),
     Hook(f"{SAMPLE}thinking_budget_state:ThinkingBudgetStateHolder",
          "sync_batch, update_state, apply_to_logits",
-         "patched: drafts count as thinking, and budgets outlive their requests"),
+         "count no drafts as thinking; end a budget with its request", "wrapped"),
     Hook("vllm.v1.cudagraph_dispatcher:CudagraphDispatcher", "initialize_cudagraph_keys",
          "sizes full graphs by uniform_decode_query_len"),
     Hook(f"{V2}spec_decode", "init_speculator", "replaced: makes a V2 runner's speculator"),

@@ -62,19 +62,10 @@ def _eagle3(config: Any) -> bool:
     return bool(config.speculative_config.method == "eagle3")
 
 
-def _is_default_length(config: Any) -> bool:
-    """Whether the number of draft tokens is vLLM's default."""
-    depth = config.speculative_config.suffix_decoding_max_tree_depth
-    return not _eagle3(config) and _num_tokens(config) == depth
-
-
 def _own_suffix(config: Any) -> bool:
     given, usual = config.speculative_config, type(config.speculative_config)
-    names = ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
-    return not _eagle3(config) and any(
-        getattr(given, f"suffix_decoding_{n}") != getattr(usual, f"suffix_decoding_{n}")
-        for n in names
-    )
+    names = [name for name in vars(given) if name.startswith("suffix_decoding_")]
+    return any(getattr(given, name) != getattr(usual, name) for name in names)
 
 
 def can_defer_prefill(config: Any) -> bool:
@@ -99,12 +90,9 @@ REQUIREMENTS: Final = (
     Requirement("num_speculative_tokens", "above 128", "clamped",
         "drafts are limited to 128 tokens: a longer one ends the engine in vLLM's sampler",
         lambda c, _: _num_tokens(c) > MAX_VERIFIED),
-    Requirement("num_speculative_tokens", "absent with suffix", "clamped",
-        "it is then suffix_decoding_max_tree_depth, 24 by default, which limits cache drafts",
-        lambda c, s: _is_default_length(c) and _num_tokens(c) < s.suffix_max_draft),
     Requirement("num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT", "clamped",
-        "cache drafts are limited to it: set both to the same number for longer ones",
-        lambda c, s: _num_tokens(c) < s.suffix_max_draft and not _is_default_length(c)),
+        "cache drafts are limited to it, and to 24 where it is absent with suffix: set both to the "
+        "same number for longer ones", lambda c, s: _num_tokens(c) < s.suffix_max_draft),
     Requirement("num_speculative_tokens", "below HVD_WORKER_MODEL_DRAFT_TOKENS", "clamped",
         "model drafts are limited to it",
         lambda c, s: _eagle3(c) and _num_tokens(c) < s.model_draft_tokens),

@@ -83,6 +83,7 @@ def propose(
         adapter.time(ours=True)
         with adapter.suppressing("the drafter could not defer its prefill"):
             adapter.deferred.admit(names, output.num_scheduled_tokens)
+        adapter.time(ours=False)
     plan = adapter.decide(len(names), lambda: step_of(adapter, runner, names, output, sampled))
     if adapter.disabled:
         return [[] for _ in names]
