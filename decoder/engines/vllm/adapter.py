@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,6 @@ from decoder.policy.rule import MODEL
 from decoder.tenancy.identities import Identities
 
 if TYPE_CHECKING:
-    from decoder.engines.vllm.v1.drafter import DeferredDrafter
     from decoder.worker import Worker
 
 RESTARTS: Final = 2
@@ -55,14 +54,14 @@ class Adapter:
         *,
         has_model: bool = False,
         ranks: Ranks | None = None,
-        deferred: DeferredDrafter | None = None,
+        deferred: Any = None,
     ) -> None:
         """Put an adapter together.
 
         Args:
             worker: None on a rank that follows another's decisions.
             longest: longest draft that the engine was started for, in tokens.
-            deferred: the drafter of a V1 runner, where its prefill is deferred.
+            deferred: the ``DeferredDrafter`` of a V1 runner; None where nothing is deferred.
         """
         self.worker, self.has_model = worker, has_model
         self.ranks, self.deferred = ranks or Ranks(), deferred

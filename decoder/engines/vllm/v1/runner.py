@@ -54,7 +54,8 @@ def begin_step(adapter: Adapter, output: Any) -> None:
     """Stop the requests that ended, before their blocks are reused. ``output`` is the step's
     ``SchedulerOutput``."""
     adapter.before_step(output.finished_req_ids)
-    if (deferred := adapter.deferred) is None:
+    deferred: DeferredDrafter | None = adapter.deferred
+    if deferred is None:
         return
     with adapter.suppressing("the drafter could not prefill an ended request"):
         lost = output.finished_req_ids | (output.preempted_req_ids or set())
@@ -79,10 +80,11 @@ def propose(
         draft: vLLM's own method, which runs the drafter and returns rows of tokens.
     """
     names = list(runner.input_batch.req_ids)
-    if adapter.deferred is not None and not adapter.disabled:
+    deferred: DeferredDrafter | None = adapter.deferred
+    if deferred is not None and not adapter.disabled:
         adapter.time(ours=True)
         with adapter.suppressing("the drafter could not defer its prefill"):
-            adapter.deferred.admit(names, output.num_scheduled_tokens)
+            deferred.admit(names, output.num_scheduled_tokens)
         adapter.time(ours=False)
     plan = adapter.decide(len(names), lambda: step_of(adapter, runner, names, output, sampled))
     if adapter.disabled:
@@ -98,10 +100,11 @@ def _run_drafter(
 ) -> list[list[int]]:
     """Run the model drafter as planned; its drafts by row, none where it makes none."""
     adapter.time(ours=True)
-    if adapter.deferred is not None:
+    deferred: DeferredDrafter | None = adapter.deferred
+    if deferred is not None:
         router = adapter.worker.router if adapter.worker is not None else None
         with adapter.suppressing("the prefill budget could not be updated"):
-            adapter.deferred.prepare(adapter.ended, output.total_num_scheduled_tokens, router)
+            deferred.prepare(adapter.ended, output.total_num_scheduled_tokens, router)
     output.num_spec_tokens_to_schedule = plan.k  # vLLM's drafter makes that many
     adapter.time(ours=False)
     try:
@@ -146,7 +149,7 @@ def step_of(
 
     # the scheduler marks placeholders, and drafts refused by a grammar, with -1
     verified = [len(t) - t.count(-1) if (t := drafts.get(name)) else 0 for name in names]
-    deferred = adapter.deferred
+    deferred: DeferredDrafter | None = adapter.deferred
     return BatchStep(
         limits, names, sampled, verified, lengths, waiting, output.total_num_scheduled_tokens,
         output.num_spec_tokens_to_schedule, request_of,
