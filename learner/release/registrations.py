@@ -115,7 +115,7 @@ def carry_out(registry: Registry, move: Move) -> Moved:
     standing = registry.standing(move.scope)
     refusal = ""
     if move.to is not None:
-        refusal = person_s_word(standing, move.over or None, to or 0)
+        refusal = operator_override(standing, move.over or None, to or 0)
         if move.first is not None and to is None and not refusal:
             to = registry.register(move.first)  # a new release has brought another
         if to is not None and not refusal and standing.champion != to:
@@ -123,7 +123,7 @@ def carry_out(registry: Registry, move: Move) -> Moved:
                 move.scope, "champion", standing.champion, to, move.by, move.why
             )
             standing = replace(standing, champion=champion)
-            refusal = person_s_word(standing, to)
+            refusal = operator_override(standing, to)
     if move.ended is not None and standing.trial == move.ended:
         registry.move_over(move.scope, "trial", move.ended, None, move.by, move.why)
     if refusal:
@@ -135,7 +135,7 @@ def carry_out(registry: Registry, move: Move) -> Moved:
     return Moved(move, standing=registry.standing(move.scope))
 
 
-def person_s_word(standing: Standing, *expected: int | None) -> str:
+def operator_override(standing: Standing, *expected: int | None) -> str:
     """Why a person's word stands against a move of a champion that is ``expected``; "" if none."""
     champion = standing.champion
     if standing.pinned is not None:
