@@ -1,7 +1,7 @@
-"""The thread that talks to MLflow, so that no wait for it is a wait of the learner.
+"""A thread that owns all requests to MLflow, so that the loop never waits for the server.
 
-The learner hands over what is to be registered and asks for policies; it takes the answers when
-they are there. What was handed over waits, through outages and restarts, until it is settled.
+The loop hands over registrations and moves, asks for policies, and collects answers. What was
+handed over waits, through outages and restarts, until it is settled.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ CLOSE_SECONDS: Final = 5.0
 
 
 class Registrar:
-    """Keeps ``registry`` to one thread between :meth:`start` and :meth:`close`.
+    """Uses ``registry`` in one thread, from :meth:`start` to :meth:`close`.
 
-    ``may`` is asked from that thread whether a scope is ours to write to, ``busy`` whether a policy
-    of it is compared with the champion. Moves are signed ``by`` its name, winners go on ``trial``
-    first, and so many versions of a scope it is to ``keep``. ``away_since`` is when MLflow stopped
-    to answer, in seconds since the epoch, or 0. ``given_up`` counts what was handed over and not
+    That thread asks ``may`` whether it may write a scope, and ``busy`` whether a policy of a scope
+    is being compared. ``by`` signs moves of aliases, ``trial`` says whether winners are tried
+    first, ``keep`` is how many versions of a scope stay. ``away_since`` is when MLflow stopped answering,
+    in seconds since the epoch, or 0. ``given_up`` counts what was handed over and not
     done, by reason: ``refused`` by MLflow ten times, ``crowded`` out by those that wait,
     ``unreadable`` policies, a ``person``'s word against it.
     """
@@ -191,10 +191,12 @@ class Registrar:
             self._load(scope, version)
 
     def _is_due(self, registration: Registration, standings: Mapping[str, Standing]) -> bool:
-        """A candidate waits until the first policy it may have won over is registered itself, while
-        another is compared with the champion, and for a while after one was rolled back: two that
-        are nearly alike would else go to and fro. All wait while a person's pin stands, else each
-        winner meanwhile would be a version."""
+        """Whether it can be registered now.
+
+        A candidate waits until its scope has a champion, while another is compared, and for a while
+        after a roll-back, or two that are nearly alike would alternate. All wait behind a pin, or
+        each winner meanwhile would become a version.
+        """
         scope = registration.policy.scope
         standing = standings.get(scope, Standing(scope))
         if not self._may(scope) or standing.pinned is not None:
@@ -212,7 +214,7 @@ class Registrar:
         return free and not rests and not self._busy(standing.scope)
 
     def _carry_out(self, move: Move) -> None:
-        """Do it, or try again at the next turn; one that MLflow refuses for good is given up."""
+        """Move aliases, or try again at the next turn; after ``TRIES`` failures it is given up."""
         key = (move.scope, "a move of its aliases")
         try:
             ours = self._may(move.scope)
@@ -229,8 +231,8 @@ class Registrar:
         self._answers.put(done)
 
     def _try(self, registration: Registration, standings: Mapping[str, Standing]) -> None:
-        """Settle it. One that MLflow refuses, as all are where writes are forbidden, waits longer
-        each time and stands in nobody's way."""
+        """Register it. One that MLflow refuses, as all are where writes are forbidden, waits longer
+        after each failure and blocks no other."""
         scope, key = registration.policy.scope, _tried(registration)
         try:
             settled = self._settled(registration, standings.get(scope, Standing(scope)))
@@ -250,7 +252,7 @@ class Registrar:
                 del self._waiting[registration.key]
 
     def _failed(self, key: tuple[str, str], error: Exception) -> int:
-        """Count a failure; how many there were in a row."""
+        """Count a failure and schedule the next try; the number of failures in a row."""
         count = self._failures.get(key, (0, 0.0))[0] + 1
         pause = min(FOLLOW_SECONDS * 2.0 ** min(count - 1, 30), LONGEST_PAUSE_SECONDS)
         self._failures[key] = count, time.monotonic() + pause
@@ -261,7 +263,7 @@ class Registrar:
         return count
 
     def _count(self, key: tuple[str, str], reason: str, error: Exception, then: str) -> None:
-        """Count what is not done, and say what becomes of it."""
+        """Count a request that is not carried out, and log what happens to it."""
         self.given_up[reason] += 1
         self._limited_log.warning(
             "scope %s: %s %s (%s): what is served stays; see to it that MLflow takes what the "

@@ -1,5 +1,6 @@
-"""What is handed to the registrar, what comes back, and how the aliases are moved when a comparison
-ends, with who moved what and why in tags.
+"""Requests to the registrar, their answers, and how aliases move when a comparison ends.
+
+Tags keep who moved what, and why.
 """
 
 from __future__ import annotations
@@ -103,10 +104,10 @@ Answer = Settled | dict[str, Standing] | Policy | Moved
 
 
 def carry_out(registry: Registry, move: Move) -> Moved:
-    """Do it, unless a person has moved the champion or set a pin; to do it again is harmless.
+    """Move the aliases, unless a person has moved the champion or set a pin. Idempotent.
 
-    Aliases first, and each only from where it was seen (:mod:`.registry.moves`). What is not
-    done says so in tag ``refusal`` of its versions.
+    Aliases come before tags, and each is moved only from where it was seen
+    (:mod:`.registry.moves`). Where nothing is moved, tag ``refusal`` of the versions says why.
 
     Raises:
         RegistryError: MLflow is away, or refuses.
@@ -136,7 +137,7 @@ def carry_out(registry: Registry, move: Move) -> Moved:
 
 
 def operator_override(standing: Standing, *expected: int | None) -> str:
-    """Why a person's word stands against a move of a champion that is ``expected``; "" if none."""
+    """Why a manual alias change blocks the move of a champion that is ``expected``, or ""."""
     champion = standing.champion
     if standing.pinned is not None:
         return f"version {standing.pinned} is pinned"

@@ -76,7 +76,7 @@ class Rollout:
 
         Args:
             outcome: how the comparison ends, of the events that end it.
-            one: what is compared from now on, of event ``BEGUN``.
+            one: what is compared from now on.
 
         Raises:
             KeyError: nothing leads anywhere by that from here.
@@ -87,9 +87,7 @@ class Rollout:
             self.said = f"version {one.subject} is {what} version {one.other}"
         elif outcome is not None and self.one is not None:
             self.said = f"version {self.one.subject}: {outcome.why}"
-        self.one = {State.IDLE: None, State.COMPARING: one or self.one, State.ENDING: self.one}[
-            state
-        ]
+        self.one = None if state is State.IDLE else one or self.one
         self.outcome = outcome if state is State.ENDING else None
 
     def published(self, number: int, now: float, since: int = 0) -> None:
@@ -131,8 +129,8 @@ class Rollout:
         """End a comparison whose figures cannot be computed. Mutates."""
         one = self.one
         if one is not None:
-            self.step(Event.FAILED, FAULT)  # without its pairs, which may be what failed
-            self.one = Comparison(one.kind, one.version, one.over, one.share, one.since, one.number)
+            bare = Comparison(one.kind, one.version, one.over, one.share, one.since, one.number)
+            self.step(Event.FAILED, FAULT, bare)  # without its pairs, which may be what failed
 
     def follow(self, standing: Standing, now: float) -> tuple[Comparison, Outcome] | None:
         """Take in where the aliases stand; what has ended by that, and how. Mutates.

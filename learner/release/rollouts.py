@@ -1,8 +1,7 @@
-"""The rollouts of all scopes: rounds come in from the topic, trials go out to the workers, and what
-a comparison comes to goes to the registry.
+"""Rollouts of all scopes: reads rounds, publishes trials to workers, has the registry move aliases.
 
-Only who holds a scope's lease publishes or moves anything. The others see the same aliases and read
-the same rounds, so that they take over with evidence in hand.
+Only the holder of a scope's lease publishes or moves. The others read the same aliases and rounds,
+and so can take over with the same evidence.
 """
 
 from __future__ import annotations
