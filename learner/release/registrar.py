@@ -56,8 +56,8 @@ class Registrar:
 
     That thread asks ``may`` whether it may write a scope, and ``busy`` whether a policy of a scope
     is being compared. ``by`` signs moves of aliases, ``trial`` says whether winners are tried
-    first, ``keep`` is how many versions of a scope stay. ``away_since`` is when MLflow stopped answering,
-    in seconds since the epoch, or 0. ``given_up`` counts what was handed over and not
+    first, ``keep`` is how many versions of a scope stay. ``away_since`` is when MLflow stopped
+    answering, in seconds since the epoch, or 0. ``given_up`` counts what was handed over and not
     done, by reason: ``refused`` by MLflow ten times, ``crowded`` out by those that wait,
     ``unreadable`` policies, a ``person``'s word against it.
     """
