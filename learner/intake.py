@@ -32,7 +32,6 @@ from learner.lessons import Intake, Lessons, encode_lessons
 from learner.page import Vitals, serving
 from learner.publish import DeadLetters, StatusProducer
 from learner.settings import LearnerSettings
-from learner.shares import Shares
 from learner.source import RETRY_SECONDS, EventSource, Fetched
 from learner.workers import Workers
 
@@ -40,6 +39,8 @@ log = logging.getLogger(__name__)
 
 GROUP: Final = "hvd-intake"
 POLL_SECONDS: Final = 0.05
+TURN_SECONDS: Final = 1.0
+"""For the records of one turn."""
 SETTLE_SECONDS: Final = 1.0
 """Between two commits, and statuses: what an intake that dies has sent twice."""
 DELIVERY_MS: Final = 10_000
@@ -56,8 +57,7 @@ class Relay:
         self.faults = 0  # lessons that Kafka takes from nobody
         self.vitals = Vitals()
         self.workers = Workers(kafka, self.process)
-        self.shares = Shares(float("inf"))
-        self.intake = Intake(DeadLetters(kafka), shares=self.shares)
+        self.intake = Intake(DeadLetters(kafka))
         self.status = StatusProducer(kafka)
         self._kafka = kafka
         self._group = Group(kafka, DRAFTS, GROUP, keeps=True)
@@ -70,19 +70,18 @@ class Relay:
 
     def step(self) -> None:
         """One turn; takes about ``POLL_SECONDS`` when idle."""
-        records = self.source.poll(POLL_SECONDS)
+        records = self.source.taken(POLL_SECONDS, TURN_SECONDS)
         if self._group.part is not self._part:
             self._part = self._group.part
             self._part.begin(self._safe)
             self._forget()
         self.workers.read()
-        self.shares.follow(self.workers.shares)
+        self.intake.shares = self.workers.shares
         try:
             for record in records:
                 lessons = self.intake.admit(record)
                 if lessons is not None and len(lessons.rows):
                     self._send(record, lessons)
-            self.source.done(records)
             if time.monotonic() >= self._settled_at + SETTLE_SECONDS:
                 self._settle()
         except AWAY as error:
@@ -105,7 +104,7 @@ class Relay:
                 linger_ms=20, compression_type="zstd", max_block_ms=5_000,
                 delivery_timeout_ms=DELIVERY_MS, request_timeout_ms=DELIVERY_MS // 2,
             )  # fmt: skip
-        share = self.shares.get(lessons.scope, 1.0)
+        share = self.intake.shares.get(lessons.scope, 1.0)
         source = Source(record.partition, record.offset, share)
         value = encode_lessons(lessons, source)
         key = lessons.scope.encode()
@@ -166,7 +165,6 @@ def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) 
         relay = Relay(kafka)
         relay.vitals = vitals
         try:
-            relay.workers.read(1.0)
             while not stop.is_set():
                 relay.step()
         finally:
