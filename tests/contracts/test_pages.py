@@ -16,9 +16,9 @@ from decoder.contracts.settings import GLOBAL_VARIABLES, Settings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import TOPICS
 from decoder.contracts.trials import Block, Group, Round
+from learner.ingest.dead_letters import headers_of
+from learner.ingest.source import Fetched
 from learner.lease import Claim
-from learner.publish import headers_of
-from learner.source import Fetched
 from tests.docs.reference import CLASSES, OTHERS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -18,15 +18,16 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.kafka import clients
 from decoder.kafka.compacted import Compacted
-from learner import loop, workers
-from learner import source as sources
+from learner import loop
 from learner.background import Background
+from learner.ingest import source as sources
+from learner.ingest import workers
+from learner.ingest.shares import LEAST
+from learner.ingest.source import EventSource, Fetched
+from learner.ingest.workers import Workers
 from learner.loop import Learner
-from learner.publish import PolicyPublisher
-from learner.registry import Registry, Standing
-from learner.shares import LEAST
-from learner.source import EventSource, Fetched
-from learner.workers import Workers
+from learner.release.publish import PolicyPublisher
+from learner.release.registry import Registry, Standing
 from tests.conftest import random_policy, until
 from tests.learner.conftest import Clock
 from tests.learner.stage import EVENTS, WARNINGS, Stage, on_trial, won, work

@@ -12,8 +12,8 @@ import pytest
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 
 from decoder.contracts.topics import LESSONS
-from learner import group
-from learner.group import Group
+from learner.ingest import group
+from learner.ingest.group import Group
 from tests.conftest import until
 from tests.learner.stage import WARNINGS
 from tests.mock_cluster.cluster import running
