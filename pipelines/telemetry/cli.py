@@ -52,7 +52,7 @@ def export(
     return _say(
         f"{found.rows} rows in {files} file{'s' * (files != 1)} of {folder}; {counts['records']} "
         f"records read, {counts['refused']} refused, {counts['unreadable']} that cannot be "
-        f"unpacked, {counts['removed']} removed by age before this export came to them"
+        f"unpacked, {counts['removed']} removed by age"
     )
 
 
