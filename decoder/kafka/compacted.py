@@ -140,8 +140,7 @@ class Compacted:
             return
         for place in self._places:
             first = (self._consumer.highwater(place) or 0) - self._last // len(self._places)
-            position = self._consumer.position(place)
-            if position is not None and position < first:
+            if first > 0 and (self._consumer.position(place) or 0) < first:
                 self._consumer.seek(place, first)
 
     def _ask(self, ask: Callable[..., dict[Any, int]]) -> dict[Any, int]:
