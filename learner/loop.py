@@ -284,7 +284,13 @@ class Learner:
         if self.publisher.current:
             self.rollouts.follow(part)
             left = {name for name in self._unpublished - part.keys() if name in self.standings}
-            self._unpublished = left | {name for name in part if self._due(name)}
+            # what cannot be read may be another release's: its lease is not to be kept from it
+            unreadable = self.registrar.is_unreadable
+            self._unpublished = left | {
+                name
+                for name in part
+                if any(not unreadable(name, version) for version, _ in self._due(name).values())
+            }
         wanted = set()
         for name, standing in part.items():
             scope = self.scopes.awake.get(name)

@@ -325,6 +325,10 @@ class Registrar:
                 return ""  # or it was made champion already, before we were cut off
         return person_s_word(standing)
 
+    def is_unreadable(self, scope: str, version: int) -> bool:
+        """Whether it could not be read when it was asked for last. Any thread may ask."""
+        return (scope, version) in self._unusable
+
     def _is_unusable(self, scope: str, version: int) -> bool:
         """Whether it could not be read, and cannot now: what keeps it may only have been away."""
         if (scope, version) in self._unusable:

@@ -132,9 +132,9 @@ def test_a_registry_of_thousands_of_scopes_is_looked_at_in_parts(
 
     monkeypatch.setattr(learner.rollouts, "follow", follow)
     monkeypatch.setattr(learner.publisher, "follow", lambda: None)
-    monkeypatch.setattr(
-        learner, "_due", lambda scope: {"champion": 1} if scope in names[:3] else {}
-    )
+    due = {"champion": (1, 0.0)}
+    monkeypatch.setattr(learner, "_due", lambda scope: due if scope in names[:4] else {})
+    learner.registrar._unusable.add((names[3], 1))  # as of a release of other features
     for _ in range(6):
         learner._follow()
     assert seen.keys() == set(names) and max(followed) <= loop.SLICE + 3
