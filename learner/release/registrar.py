@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 FOLLOW_SECONDS: Final = 3.0
 """How soon an alias that a person moved is noticed; one query of the registry a page of models."""
 RETRY_SECONDS: Final = 15.0
+RESTS: Final = 4.0
+"""Times the processor's time that listing the models took: of ten thousand that is seconds, in
+which the learner's loop stands still."""
 TRIES: Final = 10
 WAITING: Final = 64
 """Registrations kept while MLflow is away, each some ten kilobytes; the oldest give way."""
@@ -83,6 +86,7 @@ class Registrar:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        self._rest_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="hvd-registrar", daemon=True)
 
     def start(self) -> None:
@@ -149,13 +153,16 @@ class Registrar:
             except Exception:  # a bug here must not leave a learner that never promotes again
                 pause = RETRY_SECONDS
                 log.exception("the registry's thread failed and goes on")
+            self._stopping.wait(self._rest_seconds)
             self._wake.wait(pause)
             if pause == RETRY_SECONDS:
                 self._stopping.wait(min(pause, 1.0))  # what is handed over must not hurry outages
             self._wake.clear()
 
     def _turn(self) -> None:
+        began = time.thread_time()
         standings = self._registry.standings()  # raises when MLflow is away, and then all wait
+        self._rest_seconds = RESTS * (time.thread_time() - began)
         with self._lock:
             moves, asked = list(self._moves), sorted(self._asked)
         for move in moves:

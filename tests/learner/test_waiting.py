@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -26,6 +27,7 @@ from learner.ingest.shares import LEAST
 from learner.ingest.source import EventSource, Fetched
 from learner.ingest.workers import Workers
 from learner.loop import Learner
+from learner.release import registrar
 from learner.release.publish import PolicyPublisher
 from learner.release.registry import Registry, Standing
 from tests.conftest import random_policy, until
@@ -263,3 +265,16 @@ def test_calls_are_made_in_their_order_and_one_that_fails_ends_none_after_it() -
         gate.set()
         assert background.idle(60.0)
     assert made == [2, 1] and not background._thread.is_alive()
+
+
+def test_a_registry_that_takes_long_to_list_is_listed_less_often(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, rests = registrar.Registrar(registry, lambda scope: True), list[float]()
+    spent = iter([0.0, 0.02, 1.0, 4.0])
+    clock = SimpleNamespace(thread_time=lambda: next(spent), time=time.time)
+    monkeypatch.setattr(registrar, "time", clock)
+    for _ in range(2):
+        desk._turn()
+        rests.append(desk._rest_seconds)
+    assert rests == pytest.approx([0.02 * registrar.RESTS, 3.0 * registrar.RESTS])
