@@ -22,10 +22,10 @@ ORIGIN = Origin("scope", "w", "1f" * 8)
 EVENT = DraftEvent(
     number=1, time=1.5, request=NAMES.of("request", "r"), tenant=NAMES.of("tenant", "t"),
     session="", choice=0, workload="edits", cycle=3, position=7, policy_version=2, publication=5,
-    role="champion", side="", parameter=6.0, parameter_name="threshold", predicted=4.25,
-    predicted_model=1.0, arm="cache", draft_len=9, drafted_len=9, verified_len=9, accepted=4,
-    label="verified", censored="", model_accepted=None, batch_size=2, step_tokens=11,
-    draft_us=40.0, step_us=9000.0, share=1.0,
+    role="champion", side="", round=None, parameter=6.0, parameter_name="threshold",
+    predicted=4.25, predicted_model=1.0, arm="cache", draft_len=9, drafted_len=9,
+    verified_len=9, accepted=4, label="verified", censored="", model_accepted=None,
+    batch_size=2, step_tokens=11, draft_us=40.0, step_us=9000.0, share=1.0,
     features=np.arange(NUM_FEATURES, dtype=np.float32) / 8,
 )  # fmt: skip
 PLAIN = EVENT._replace(
