@@ -11,7 +11,7 @@ import numpy as np
 from decoder.contracts.bundle import Policy
 from decoder.policy.estimate import decide_each, estimate, estimate_alike, predict
 from decoder.policy.pricing import part_of
-from decoder.policy.rule import CACHE, NONE, Choice
+from decoder.policy.rule import CACHE, MODEL, NONE, Choice
 from learner.measured import Costs, Floats
 from learner.rows import UNKNOWN, Rows
 
@@ -19,12 +19,41 @@ LEAST_RATE: Final = 0.5
 """Tokens in the time of a plain step: drafting nothing reaches one. A record may say anything."""
 
 
-def tuned(policy: Policy, costs: Costs, champion: Policy) -> Policy:
-    """``policy``, of survival, with what decides beside its network: the rate that a worker
-    achieves, and what a model draft brings, which each worker follows by itself."""
+def tuned(policy: Policy, costs: Costs, champion: Policy, recent: Rows) -> Policy:
+    """``policy`` with what decides beside its network: what a model draft brings, which each worker
+    follows by itself, and for kind ``payoff`` the threshold that suits the drafts ``recent``."""
     payoff = costs.model_accepted if costs.has_model else champion.model_payoff
     # Arm none competes in every cycle, so that nothing is switched off for good.
-    return replace(policy, use_model=True, model_payoff=payoff)
+    policy = replace(policy, use_model=True, model_payoff=payoff)
+    if policy.kind == "payoff" and len(recent):
+        policy = replace(policy, threshold=best_threshold(policy, recent, costs))
+    return policy
+
+
+def best_threshold(policy: Policy, rows: Rows, costs: Costs) -> float:
+    """The threshold by which ``policy`` commits most tokens in the time that ``rows``, at least one,
+    take."""
+    with np.errstate(all="ignore"):
+        predicted = np.nan_to_num(predict(policy, rows.features)).astype(np.float64)
+    plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
+    arm = MODEL if costs.has_model and policy.use_model else NONE
+    arms = np.repeat(np.array([[CACHE], [arm]], np.int8), len(rows), axis=1)
+    drafts = np.stack([rows.draft_len, np.full(len(rows), costs.situation.model_len)])
+    committed, time = costs.outcome(rows, Choice(arms, drafts.astype(np.int32)))
+    order = np.argsort(-predicted, kind="stable")
+    cuts = np.append(predicted[order], -1.0)
+
+    def by_taken(both: Floats) -> Floats:
+        """Sums with the first 0, 1, ... n drafts of ``order`` verified: [n + 1]."""
+        more = np.cumsum((both[0] - both[1])[order])
+        return float(both[1].sum()) + np.append(0.0, more)
+
+    rates = by_taken(committed) / by_taken(time / plain)
+    rates[1:][cuts[:-1] == cuts[1:]] = -np.inf  # equal predictions are on one side of any threshold
+    taken = int(rates.argmax())
+    if taken == 0:
+        return float(cuts[0]) + 1.0
+    return max(float(cuts[taken - 1] + cuts[taken]) / 2.0, 0.0)
 
 
 def worth(
@@ -83,14 +112,3 @@ def _rates(rows: Rows, costs: Costs, plain: Floats) -> Floats:
     achieved = max(float(committed.sum() / (time / plain).sum()), LEAST_RATE)
     found = np.where(np.isfinite(rows.rate), rows.rate, achieved).astype(np.float64)
     return np.maximum(found, LEAST_RATE)
-
-
-def error_of(policy: Policy, rows: Rows) -> float:
-    """Mean absolute error in tokens, of a label that is a lower bound only how far it was missed; a
-    prediction that is no number counts as none. 0 without rows."""
-    if not len(rows):
-        return 0.0
-    with np.errstate(all="ignore"):
-        error = np.nan_to_num(predict(policy, rows.features)) - rows.accepted
-    missed = np.where(rows.censored, np.minimum(error, 0.0), error)
-    return float(np.abs(missed).mean(dtype=np.float64))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -39,7 +39,7 @@ def logged(
     policy: Policy,
     bundle: bytes,
     params: Mapping[str, Any],
-    metrics: Mapping[str, float],
+    metrics: Mapping[str, float | Sequence[float]],
     tags: Mapping[str, str],
     window: Mapping[str, Any],
 ) -> Any:
@@ -69,7 +69,11 @@ def logged(
     try:
         client.log_batch(
             run_id,
-            metrics=[Metric(key, float(value), now, 0) for key, value in metrics.items()],
+            metrics=[
+                Metric(key, float(value), now, step)
+                for key, values in metrics.items()
+                for step, value in enumerate(np.atleast_1d(values).tolist())
+            ],
             params=[Param(key, str(value)) for key, value in told.items()],
         )
         model = client.create_logged_model(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -72,7 +72,7 @@ class Registry:
         self,
         policy: Policy,
         params: Mapping[str, Any] = {},
-        metrics: Mapping[str, float] = {},
+        metrics: Mapping[str, float | Sequence[float]] = {},
         tags: Mapping[str, str] = {},
         window: Mapping[str, Any] = {},
     ) -> int:

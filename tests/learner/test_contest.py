@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from decoder.contracts.bundle import MAX_DRAFT, frequency_policy
+from decoder.policy.estimate import decide_each, estimate, predict
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice
+from learner import train
 from learner.clusters import Cluster
 from learner.contest import AGES, FIRST, SEATS, VOTES, Contest, Contestant
 from learner.measured import NOMINAL, Costs, measure, robust_line
 from learner.registrations import registration_of
 from learner.scope import Scope
 from learner.settings import LearnerSettings
-from learner.tune import LEAST_RATE, tuned
+from learner.skill import FIGURES
+from learner.tune import LEAST_RATE, best_threshold, tuned
 from tests.events import from_events
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic, learned
 
@@ -154,6 +157,8 @@ def test_a_registration_says_what_was_learned_from() -> None:
     times = scope.buffer.recent(2_000).time
     assert (window["time_from"], window["time_to"]) == (times.min(), times.max())
     assert made.tags["target"] == "llama" and made.metrics["gain"] > 0.0
+    assert {*FIGURES, *(f"champion_{name}" for name in FIGURES)} <= made.metrics.keys()
+    assert made.metrics["f1"][-1] > made.metrics["champion_f1"][-1], "drafts born after it"
 
 
 STEPS = from_events(Traffic(seed=2).events(100))
@@ -189,6 +194,33 @@ def test_what_a_model_draft_brings_is_as_it_was_seen_or_as_the_champion_has_it()
     champion = replace(frequency_policy("s"), model_payoff=1.5)
     costs = measure(STEPS)
     assert costs is not None
-    policy = tuned(champion, costs, champion)
+    policy = tuned(champion, costs, champion, STEPS)
     assert policy.use_model and policy.model_payoff == pytest.approx(2.0, abs=0.15)
-    assert tuned(champion, NOMINAL, champion).model_payoff == 1.5
+    assert tuned(champion, NOMINAL, champion, STEPS).model_payoff == 1.5
+
+
+@pytest.mark.parametrize("model_accepted", [0.5, 2.0])
+def test_the_threshold_is_the_best_of_all_by_what_workers_would_decide(
+    model_accepted: float,
+) -> None:
+    rows = from_events(Traffic(seed=3, model_accepted=model_accepted).events(60))
+    raw = train.export(train.fit(rows, "payoff", 3), "s", 6.0, rows.features)
+    costs = measure(rows)
+    assert costs is not None
+    predicted, plain = predict(raw, rows.features), np.full(len(rows), 1.0)
+
+    def rate(threshold: float) -> float:
+        policy = replace(raw, threshold=threshold)
+        choice = decide_each(
+            policy, estimate(policy, rows.features), rows.model_expected, costs.situation,
+            rows.batch_size, 1.0,
+        )  # fmt: skip
+        committed, time = costs.outcome(rows, choice)
+        return float(committed.sum() / (time / plain).sum())
+
+    found = tuned(raw, costs, raw, rows)
+    best = max(rate(t) for t in [0.0, *(predicted + 1e-4).tolist()])
+    assert rate(found.threshold) == pytest.approx(best, rel=1e-6)
+    assert rate(found.threshold) > rate(1e9) and 0.0 <= found.threshold < 24.0
+    alike = replace(rows, features=np.tile(rows.features[:1], (len(rows), 1)))
+    assert rate(best_threshold(raw, alike, costs)) > 0.0, "one prediction for all has two sides"
