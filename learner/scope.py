@@ -15,19 +15,19 @@ import numpy as np
 
 from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
-from learner import train
-from learner.calibration import Calibration
 from learner.checkpoint import Tree, made
-from learner.clusters import Clusters
-from learner.contest import AGES, CALIBRATED, FIRST, SEATS, Contest, Contestant
-from learner.drift import STREAMS, Alarm, Detector, beyond
-from learner.learners import FAST, NAMES, STEPS, Learners, steps_at
-from learner.losses import labels_of
-from learner.measured import NOMINAL, Costs, measure
-from learner.rows import Buffer, Rows, empty, joined
+from learner.evaluation.clusters import Clusters
+from learner.evaluation.contest import AGES, CALIBRATED, FIRST, SEATS, Contest, Contestant
+from learner.evaluation.drift import STREAMS, Alarm, Detector, beyond
+from learner.evaluation.measured import NOMINAL, Costs, measure
+from learner.evaluation.skill import WINDOW, Skill, curves, skill_of
+from learner.evaluation.tune import tuned
 from learner.settings import LearnerSettings
-from learner.skill import WINDOW, Skill, curves, skill_of
-from learner.tune import tuned
+from learner.training import train
+from learner.training.calibration import Calibration
+from learner.training.learners import FAST, NAMES, STEPS, Learners, steps_at
+from learner.training.losses import labels_of
+from learner.training.rows import Buffer, Rows, empty, joined
 
 BLOCK: Final = 64
 EVIDENCE: Final = 2 * SEATS

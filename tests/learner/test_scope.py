@@ -14,14 +14,15 @@ import pytest
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
-from learner import checkpoint, scopes, state, train
-from learner.contest import CALIBRATED, FIRST, Contestant
-from learner.learners import FAST, PER_SECOND, RECENT, SLOW, STEPS, steps_at
-from learner.rows import Buffer, Rows, joined
+from learner import checkpoint, scopes, state
+from learner.evaluation.contest import CALIBRATED, FIRST, Contestant
+from learner.evaluation.skill import skill_of
 from learner.scope import BLOCK, Scope
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
-from learner.skill import skill_of
+from learner.training import train
+from learner.training.learners import FAST, PER_SECOND, RECENT, SLOW, STEPS, steps_at
+from learner.training.rows import Buffer, Rows, joined
 from tests.events import from_events
 from tests.learner.stream import kept
 from tests.learner.traffic import Traffic

@@ -119,7 +119,8 @@ POLICY = """
 import pipelines.cli, pipelines.policy.moves
 """
 TELEMETRY = """
-import pipelines.cli, pipelines.telemetry.export, pipelines.telemetry.forget, pipelines.telemetry.watch
+import pipelines.cli
+from pipelines.telemetry import export, forget, watch
 """
 BARE = """
 from pipelines.cli import main

@@ -25,11 +25,11 @@ from decoder.contracts.errors import SettingsError, TraceError
 from decoder.contracts.features import FEATURES, TOKEN_CLASSES, FloatArray
 from decoder.engines.reference.method import NEVER, PAPER_FACTOR, Method
 from decoder.policy.estimate import PAPER_THRESHOLD
-from learner import train
-from learner.measured import MIN_ARM, NOMINAL
-from learner.rows import Rows, joined
-from learner.skill import Skill, skill_of
-from learner.tune import tuned
+from learner.evaluation.measured import MIN_ARM, NOMINAL
+from learner.evaluation.skill import Skill, skill_of
+from learner.evaluation.tune import tuned
+from learner.training import train
+from learner.training.rows import Rows, joined
 from pipelines.lab.replay import recording
 from pipelines.lab.replay.regressions import RIVALS
 from pipelines.lab.replay.traces import Parts, read, split
