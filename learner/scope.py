@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from decoder.contracts.bundle import MAX_DRAFT, Policy
+from decoder.contracts.bundle import CHAMPION, MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
 from learner.checkpoint import Tree, made
 from learner.evaluation.clusters import Clusters
@@ -196,8 +196,11 @@ class Scope:
         likely = recent.features[sound]
         if policy is None or not len(likely):
             return  # a bundle is refused without a probe that may exist
-        policy = tuned(policy.with_probes(likely[-BLOCK:]), self._costs, self.champion, recent)
-        policy = replace(policy, version=0, publication=0, provenance={"origin": "learner"})
+        policy = tuned(
+            policy.with_probes(likely[-BLOCK:]), self._costs, self.champion, recent.take(sound)
+        )
+        made = {"version": 0, "publication": 0, "share": 0.0, "scope": self.name, "role": CHAMPION}
+        policy = replace(policy, **made, provenance={"origin": "learner"})
         self.contest.seats[seat] = Contestant(policy, self.buffer.total, origin)
 
     def _decide(self) -> None:

@@ -31,29 +31,27 @@ def tuned(policy: Policy, costs: Costs, champion: Policy, recent: Rows) -> Polic
 
 
 def best_threshold(policy: Policy, rows: Rows, costs: Costs) -> float:
-    """The threshold by which ``policy`` commits most tokens a unit of time at ``rows``, at least
-    one."""
+    """The threshold by which ``policy`` saves most plain steps at ``rows``, at least one, at what a
+    token is worth at the rate in force. The rate of the rows by themselves would not do: a draft
+    that brings ten tokens takes the place of other cycles (decision 8)."""
     with np.errstate(all="ignore"):
         predicted = np.nan_to_num(predict(policy, rows.features)).astype(np.float64)
     plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
-    arm = MODEL if costs.has_model and policy.use_model else NONE
-    arms = np.repeat(np.array([[CACHE], [arm]], np.int8), len(rows), axis=1)
-    drafts = np.stack([rows.draft_len, np.full(len(rows), costs.situation.model_len)])
-    committed, time = costs.outcome(rows, Choice(arms, drafts.astype(np.int32)))
+    other = MODEL if costs.has_model and policy.use_model else NONE
+    arms = np.repeat(np.array([[CACHE], [other]], np.int8), len(rows), axis=1)
+    lengths = np.stack([rows.draft_len, np.full_like(rows.draft_len, costs.situation.model_len)])
+    committed, time = costs.outcome(rows, Choice(arms, lengths))
+    gains = (committed[0] - committed[1]) / _rates(rows, costs, plain)
+    gains -= (time[0] - time[1]) / plain
     order = np.argsort(-predicted, kind="stable")
-    cuts = np.append(predicted[order], -1.0)
-
-    def by_taken(both: Floats) -> Floats:
-        """Sums with the first 0, 1, ... n drafts of ``order`` verified: [n + 1]."""
-        more = np.cumsum((both[0] - both[1])[order])
-        return float(both[1].sum()) + np.append(0.0, more)
-
-    rates = by_taken(committed) / by_taken(time / plain)
-    rates[1:][cuts[:-1] == cuts[1:]] = -np.inf  # equal predictions are on one side of any threshold
-    taken = int(rates.argmax())
-    if taken == 0:
+    cuts = predicted[order]
+    saved = np.cumsum(gains[order])
+    saved[:-1][cuts[:-1] == cuts[1:]] = -np.inf  # equal predictions are on one side
+    last = int(saved.argmax())
+    if saved[last] <= 0.0:
         return float(cuts[0]) + 1.0
-    return max(float(cuts[taken - 1] + cuts[taken]) / 2.0, 0.0)
+    below = cuts[last + 1] if last + 1 < len(cuts) else 0.0
+    return float(cuts[last] + below) / 2.0
 
 
 def worth(

@@ -53,8 +53,8 @@ class Calibration:
             self.slopes[bucket], self.biases[bucket] = model.weights["logit"], model.intercept
 
     def of(self, served: Policy) -> Policy:
-        """``served`` with its log-odds moved, as a policy of version 0."""
+        """``served`` with its log-odds moved."""
         *inner, (weight, bias) = served.layers
         slopes = self.slopes.astype(np.float32)
         last = weight * slopes, bias * slopes + self.biases.astype(np.float32)
-        return replace(served, version=0, publication=0, share=0.0, layers=(*inner, last))
+        return replace(served, layers=(*inner, last))

@@ -118,4 +118,5 @@ def replay(
     for one in () if as_json else found.get("expected", [found]):
         where = f"Expected on {card}: {one['shape']}, batch {one['batch']}" if cells else ""
         out.print(study.table(one, where or "Tokens a unit of time, over greedy's"))
-        out.print(study.table_2(one)) if paper else None
+        if paper:
+            out.print(study.table_2(one))

@@ -328,7 +328,8 @@ def replayed(
 ) -> dict[str, Any]:  # fmt: skip
     """The test sessions of ``sets`` by every rule, and how well ``policy`` predicts the drafts of
     ``states``, by default of its own cycles; plain JSON."""
-    found, skills, whole = {}, dict[str, dict[str, float]](), Skill()
+    found, skills = dict[str, dict[str, Spent]](), dict[str, dict[str, float]]()
+    whole = Skill()
     for done, (name, parts) in enumerate(sets.items()):
         step(f"decoding {name}", done, len(sets))
         found[name] = ruled(parts.test, policy, simulator, parts.warm_up, router_us)
