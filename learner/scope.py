@@ -199,8 +199,10 @@ class Scope:
         policy = tuned(
             policy.with_probes(likely[-BLOCK:]), self._costs, self.champion, recent.take(sound)
         )
-        made = {"version": 0, "publication": 0, "share": 0.0, "scope": self.name, "role": CHAMPION}
-        policy = replace(policy, **made, provenance={"origin": "learner"})
+        policy = replace(
+            policy, version=0, publication=0, share=0.0, scope=self.name, role=CHAMPION,
+            provenance={"origin": "learner"},
+        )  # fmt: skip
         self.contest.seats[seat] = Contestant(policy, self.buffer.total, origin)
 
     def _decide(self) -> None:

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 ROUNDS_SECONDS: Final = 0.2
 """For the rounds of one turn."""
 
+
 class Rollouts:
     """Rollouts by scope; ``refused`` counts records of the trials topic that are no rounds."""
 

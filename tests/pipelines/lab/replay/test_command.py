@@ -12,8 +12,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from decoder.contracts.errors import ModelError, TraceError
 from decoder.contracts.bundle import Policy
+from decoder.contracts.errors import ModelError, TraceError
 from decoder.contracts.features import FEATURES
 from decoder.policy.probes import to_bytes
 from learner.home import lock
@@ -29,7 +29,8 @@ from tests.pipelines.lab.replay.samples import word_tokenizer, write_traces
 
 RULES = {
     "greedy", "suffix", "frequency", "match4", "buckets", "suffix@2", "frequency@2", "match4@2",
-    "eagle3:1", "eagle3:2", "eagle3:3", "eagle3:4", "river-linear", "river-tree", "hybrid", "oracle",
+    "eagle3:1", "eagle3:2", "eagle3:3", "eagle3:4", "river-linear", "river-tree", "hybrid",
+    "oracle",
 }  # fmt: skip
 
 
