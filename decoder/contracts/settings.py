@@ -84,8 +84,8 @@ class Settings(BaseSettings):
         folder = os.environ.get(SECRETS_VARIABLE)
         if folder and not Path(folder).is_dir():
             raise SettingsError(f"{SECRETS_VARIABLE} names {folder}, which is not a folder.")
-        secret = [file.name.upper() for file in Path(folder).iterdir()] if folder else []
-        for name, value in {**dict.fromkeys(secret, ""), **os.environ}.items():
+        files = [file.name.upper() for file in Path(folder).iterdir()] if folder else []
+        for name, value in {**dict.fromkeys(files, ""), **os.environ}.items():
             if not name.startswith("HVD_") or name in GLOBAL_VARIABLES:
                 continue
             if _KUBERNETES_SERVICE.fullmatch(f"{name}={value}"):
