@@ -21,9 +21,9 @@ from decoder.contracts.fields import FIELDS, LIMITS, Field
 from decoder.contracts.status import Status
 from decoder.contracts.topics import DEAD, DRAFTS, LEASE, LESSONS, POLICY, STATUS, TRIALS
 from decoder.contracts.trials import Round
+from learner.ingest.dead_letters import headers_of
+from learner.ingest.source import Fetched
 from learner.lease import CLAIM
-from learner.publish import headers_of
-from learner.source import Fetched
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
@@ -140,7 +140,6 @@ def _policy() -> Schema:
     low, high = PARAMETERS
     for name in ("threshold", "model_payoff"):
         schema["properties"][name] |= {"exclusiveMinimum": low, "exclusiveMaximum": high}
-    schema["properties"]["share"] |= {"minimum": 0, "maximum": 1}
     return schema
 
 

@@ -19,9 +19,9 @@ from decoder.kafka.compacted import Compacted
 from decoder.policy.probes import from_bytes
 from learner import state
 from learner.loop import Learner
-from learner.registrations import Registration
-from learner.registry import Registry, digest_of
-from learner.rollout import Rollout
+from learner.release.registrations import Registration
+from learner.release.registry import Registry, digest_of
+from learner.release.rollout import Rollout
 from learner.scope import Scope
 from learner.scopes import Scopes
 from tests.conftest import random_policy
@@ -255,7 +255,7 @@ def test_one_unusable_registration_does_not_cost_the_checkpoint(
     )
     again = state.resumed(settings)
     assert again.rollouts == {SCOPE: Rollout(champion=5)}
-    assert again.scopes.entries[SCOPE].events == 3 and again.offsets == {0: 5}
+    assert again.scopes.entries[SCOPE] == 3 and again.offsets == {0: 5}
     assert [digest_of(each.policy) for each in again.waiting] == [digest_of(sound.policy)]
     assert again.published == numbers and "is dropped" in caplog.text
 
@@ -285,7 +285,7 @@ def test_a_scope_that_no_worker_names_costs_nothing_until_one_does(bare: Stage) 
     assert [*learner.scopes.entries] == [*learner.scopes.awake] == [SCOPE]
     status = WorkerStatus(process="w", scope="made-up-7", time=1.0).model_dump_json().encode()
     produce(bare.kafka, [status], STATUS)
-    step_until(learner, lambda: learner.workers.know("made-up-7"))
+    step_until(learner, lambda: learner.workers.knows("made-up-7"))
     (value,) = batches(EVENTS[100:200], 100, Origin("made-up-7", "w", "0007"), 1)
     produce(bare.kafka, [value], known=False)
     step_until(learner, lambda: "made-up-7" in learner.scopes.awake)
@@ -304,7 +304,7 @@ def test_a_new_learner_passes_nothing_over_before_it_could_read_whom_workers_ser
         return read(topic, seconds)
 
     monkeypatch.setattr(Compacted, "read", late)
-    monkeypatch.setattr("learner.workers.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("learner.ingest.workers.RETRY_SECONDS", 0.1)
     produce(bare.kafka, batches(EVENTS[:200]))
     learner = bare.learner("off")
     step_until(learner, lambda: learner.source.offsets == {0: 4})

@@ -21,8 +21,9 @@ from decoder.contracts.bundle import unpack
 from decoder.contracts.events import Origin, decode_batch
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, LESSONS, POLICY, STATUS
-from decoder.kafka.clients import close, fetch, open_consumer, open_producer, places_of
-from learner import group, intake
+from decoder.kafka.clients import close, fetch, open_consumer, open_producer, partitions_of
+from learner import intake
+from learner.ingest import group
 from tests import raw_batches as raw
 from tests.conftest import until
 from tests.decoder.telemetry.broker import lying, send
@@ -64,7 +65,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self.producer = open_producer(self.cluster.kafka, "test")
         self.statuses = open_consumer(self.cluster.kafka, "test")
-        self.statuses.assign(places_of(self.statuses, STATUS.name))
+        self.statuses.assign(partitions_of(self.statuses, STATUS.name))
         self.statuses.seek_to_beginning()
         for scope in SCOPES:
             told = WorkerStatus(process="w", scope=scope, time=time.time())
@@ -168,10 +169,10 @@ def test_lessons_that_were_not_taken_are_sent_again(
     with running() as cluster:
         send(cluster.kafka, DRAFTS.name, *values)
         relay = intake.Relay(cluster.kafka)
-        monkeypatch.setattr("learner.publish.RETRY_SECONDS", PATIENCE_S)
+        monkeypatch.setattr("learner.status.RETRY_SECONDS", PATIENCE_S)
         cluster.answer(PRODUCE, *[NOT_AUTHORISED] * 5)  # of which a status takes one
         consumer = open_consumer(cluster.kafka, "test")
-        consumer.assign(places_of(consumer, LESSONS.name))
+        consumer.assign(partitions_of(consumer, LESSONS.name))
         came: set[int] = set()
 
         def read() -> bool:

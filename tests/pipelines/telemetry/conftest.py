@@ -21,10 +21,12 @@ from decoder.experiment.variants import Variant
 from decoder.kafka.clients import close, open_admin, open_producer
 from decoder.policy.first import first_policy
 from decoder.telemetry.supervisor import Supervisor
+from learner.ingest.dead_letters import DeadLetters
+from learner.ingest.source import Fetched
 from learner.intake import Relay
 from learner.lease import Lease
-from learner.publish import DeadLetters, PolicyPublisher, StatusProducer
-from learner.source import Fetched
+from learner.release.publish import PolicyPublisher
+from learner.status import StatusProducer
 from learner.topics import make_right
 from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
@@ -74,7 +76,7 @@ def of_worker(kafka: KafkaSettings) -> None:
             process="w", scope="scope", time=time.time(), sides=sums, events_made=100, **made
         )
 
-    supervisor = Supervisor(kafka, ring, ORIGIN, status, interleaver)
+    supervisor = Supervisor(kafka, ring, ORIGIN, status, interleaver.rounds)
     supervisor.start()
     until(lambda: supervisor.report().sent == 100 and supervisor.report().rounds_sent == 1)
     supervisor.close()
@@ -98,9 +100,11 @@ def of_learner(kafka: KafkaSettings) -> None:
     publisher.close()
     dead = DeadLetters(kafka)
     dead.send(Fetched(0, 7, 0, b"w", b"{}"), EventRefused("no event"))
+    until(dead._background.idle)
     dead.close()
     statuses = StatusProducer(kafka)
     statuses.send(LearnerStatus(process="learner", scope="scope", time=time.time()))
+    until(statuses._background.idle)
     statuses.close()
     assert dead.failed == statuses.failed == 0
 

@@ -1,0 +1,229 @@
+"""Networks in training, incrementally or from scratch: torch's modules and torch's Adam.
+
+The kind ``payoff`` is the paper's (Table 10: 256-256-1, ReLU, squared error, rate 1e-3). The kind
+``survival`` is smaller and learns the hazard at each draft position by likelihood. Weights and
+moments are numpy arrays whose memory torch trains in place: what is exported, saved and restored is
+plain numbers, and ``decoder.policy`` serves them without torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import torch
+
+from decoder.contracts.bundle import OUTPUTS, PROBES, Kind, Policy
+from decoder.contracts.features import NUM_FEATURES, FloatArray
+from learner.training.losses import Labels, labels_of, losses, tensors
+from learner.training.rows import Rows
+
+HIDDEN: Final[dict[Kind, tuple[int, ...]]] = {"payoff": (256, 256), "survival": (64, 64)}
+FAST: Final = 1e-3
+"""Learning rate of a network that starts at random (paper, Table 10)."""
+SLOW: Final = 3e-4
+"""Of a network that was good already. Some hundred drafts of a handful of requests are soon
+learned by heart: at the rate above, what won on one kind of traffic lost up to 1% when another came
+until the first policy was back, at this one 0.6%, and gained no less where it was right."""
+MAX_NORM: Final = 10.0
+"""Gradients are clipped to it: one steep step would otherwise fill Adam's second moment, and
+nothing be learned for the next thousand."""
+MAX_FEATURE: Final = 1e4
+"""Standard deviations from the mean; features beyond it train as if they were there. Anybody may
+send an absurd one, and its gradient would be no number."""
+SEED: Final = 42
+BATCH: Final = 65_536
+MIN_STD: Final = 0.05
+"""A feature that happened not to vary while the normaliser was fitted would otherwise enter the
+network in the thousands the first time it does. Features are tokens, log tokens, or shares."""
+
+Layers = Sequence[tuple[FloatArray, FloatArray]]
+
+
+class Network(torch.nn.Module):
+    """Perceptrons of one shape side by side: each layer is one batched product, since calls cost
+    as much as networks this small compute.
+
+    ``weights`` [networks, parameters] hold all layers of each, a weight [in, out] before its bias.
+    """
+
+    def __init__(self, weights: torch.Tensor, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(weights)
+        self._shapes = list(itertools.pairwise(widths))
+        self._sizes = [size for i, o in self._shapes for size in (i * o, o)]
+
+    def forward(self, entering: torch.Tensor) -> torch.Tensor:
+        """Outputs [networks, n, out] for normalised features [networks, n, in]."""
+        parts = self.weights.split(self._sizes, dim=1)
+        for layer, shape in enumerate(self._shapes):
+            weight, bias = parts[2 * layer].unflatten(1, shape), parts[2 * layer + 1]
+            entering = torch.baddbmm(bias[:, None], entering, weight)
+            if layer < len(self._shapes) - 1:
+                entering = entering.relu()
+        return entering
+
+
+@dataclass
+class Trainer:
+    """One or several networks in training. Weights only mean something with ``mean`` and ``std``.
+
+    ``weights``, ``momentum`` and ``squares`` (Adam's moments) are float32 [networks, parameters];
+    ``steps`` [1] counts optimiser steps. ``network`` and ``optimiser`` train their memory in place.
+    """
+
+    kind: Kind
+    widths: tuple[int, ...]
+    weights: FloatArray
+    momentum: FloatArray
+    squares: FloatArray
+    mean: FloatArray
+    std: FloatArray
+    rate: float
+    steps: FloatArray
+
+    @cached_property
+    def network(self) -> Network:
+        """The module of ``weights``."""
+        return Network(torch.from_numpy(self.weights), self.widths)
+
+    @cached_property
+    def optimiser(self) -> torch.optim.Adam:
+        """Adam with the moments that are held here."""
+        weights = self.network.weights
+        adam = torch.optim.Adam([weights], lr=self.rate, fused=True)
+        held = {"exp_avg": self.momentum, "exp_avg_sq": self.squares}
+        adam.state[weights] = {name: torch.from_numpy(each) for name, each in held.items()}
+        adam.state[weights]["step"] = torch.from_numpy(self.steps)[0]
+        return adam
+
+    def layers(self, network: int = 0) -> list[tuple[FloatArray, FloatArray]]:
+        """Views of one network's weights, as (weight [in, out], bias [out])."""
+        found, at = [], 0
+        for inputs, outputs in itertools.pairwise(self.widths):
+            row, middle = self.weights[network], at + inputs * outputs
+            found.append((row[at:middle].reshape(inputs, outputs), row[middle : middle + outputs]))
+            at = middle + outputs
+        return found
+
+    def copy(self, source: int, target: int) -> None:
+        """Let network ``target`` go on from where ``source`` stands. Mutates."""
+        for held in (self.weights, self.momentum, self.squares):
+            held[target] = held[source]
+
+
+def normaliser(features: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean and standard deviation [features] of ``features`` [n, features], the latter bounded."""
+    mean = features.mean(axis=0, dtype=np.float64).astype(np.float32)
+    std = features.std(axis=0, dtype=np.float64).astype(np.float32)
+    return mean, np.maximum(std, np.float32(MIN_STD))
+
+
+def start(
+    kind: Kind, normal: tuple[FloatArray, FloatArray], layers: Layers = (), rate: float = FAST,
+    networks: int = 1,
+) -> Trainer:  # fmt: skip
+    """So many equal networks that continue from ``layers`` ([in, out] weights), or begin at random:
+    uniformly within the root of one over a layer's inputs."""
+    if not layers:
+        draw = np.random.default_rng(SEED)
+        made = []
+        for inputs, outputs in itertools.pairwise((NUM_FEATURES, *HIDDEN[kind], OUTPUTS[kind])):
+            bound = inputs**-0.5
+            shapes = (inputs, outputs), (outputs,)
+            weight, bias = (draw.uniform(-bound, bound, s).astype(np.float32) for s in shapes)
+            made.append((weight, bias))
+        layers = made
+    widths = (NUM_FEATURES, *(len(bias) for _, bias in layers))
+    row = np.concatenate([part.ravel() for layer in layers for part in layer])
+    weights = np.tile(row.astype(np.float32), (networks, 1))
+    moments = np.zeros_like(weights), np.zeros_like(weights)
+    mean, std = (part.copy() for part in normal)
+    return Trainer(kind, widths, weights, *moments, mean, std, rate, np.zeros(1, np.float32))
+
+
+def outputs_of(trainer: Trainer, features: FloatArray) -> torch.Tensor:
+    """Raw outputs [networks, n, outputs] for ``features`` [n, features]."""
+    entering = _normalised(trainer, features).expand(len(trainer.weights), -1, -1)
+    with torch.no_grad(), one_thread():
+        outputs: torch.Tensor = trainer.network(entering)
+    return outputs
+
+
+def update(trainer: Trainer, rows: Rows, batch: int) -> None:
+    """Steps of Adam of each network on ``batch`` of ``rows`` after ``batch``, as often as they
+    suffice for all: a step's minibatches, network by network, lie before those of the next step.
+    A step whose gradient is not finite is left out. Mutates."""
+    shape = (-1, len(trainer.weights), batch)
+    columns = _normalised(trainer, rows.features), *tensors(labels_of(rows))
+    steps = zip(*(part.unflatten(0, shape) for part in columns), strict=True)
+    with one_thread():
+        for entering, *labels in steps:
+            trainer.optimiser.zero_grad()
+            found = losses(trainer.kind, trainer.network(entering), Labels(*labels))
+            torch.autograd.backward(found.mean(dim=-1).sum())
+            gradient = trainer.network.weights.grad
+            assert gradient is not None
+            norms = gradient.norm(dim=1, keepdim=True)
+            if torch.isfinite(norms).all():
+                gradient.mul_((MAX_NORM / norms).clamp(max=1.0))
+                trainer.optimiser.step()
+
+
+def fit(rows: Rows, kind: Kind = "survival", epochs: int = 20) -> Trainer:
+    """Train from scratch on labelled drafts, as the paper does (Table 10).
+
+    Batches shrink on small data so that an epoch still takes about fifty steps: twenty epochs of
+    one step each would leave the network where it began.
+    """
+    n = len(rows)
+    size = min(BATCH, max(64, n // 50))
+    trainer = start(kind, normaliser(rows.features))
+    order = np.random.default_rng(SEED)
+    for _ in range(epochs):
+        for chunk in np.array_split(order.permutation(n), max(1, -(-n // size))):
+            update(trainer, rows.take(chunk), len(chunk))
+    return trainer
+
+
+def export(
+    trainer: Trainer, scope: str, threshold: float, probes: FloatArray, network: int = 0
+) -> Policy:
+    """A network as a policy of version 0 with up to ``PROBES`` rows of ``probes`` [n, features].
+
+    Arrays are copies: training on does not change the policy.
+    """
+    policy = Policy(
+        scope=scope,
+        version=0,
+        threshold=threshold,
+        kind=trainer.kind,
+        mean=trainer.mean.copy(),
+        std=trainer.std.copy(),
+        layers=tuple((weight.copy(), bias.copy()) for weight, bias in trainer.layers(network)),
+    )
+    return policy.with_probes(probes[:PROBES])
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Products this small gain nothing from a second thread, and wait for it where other work has
+    its core (learning took twelve times as long)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _normalised(trainer: Trainer, features: FloatArray) -> torch.Tensor:
+    with np.errstate(over="ignore"):  # what is absurd is clipped
+        entering = features - trainer.mean
+        entering /= trainer.std  # in place: a second large array costs more than the division
+    return torch.from_numpy(np.clip(entering, -MAX_FEATURE, MAX_FEATURE, out=entering))
