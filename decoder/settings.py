@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import Settings, secret, setting
 from decoder.contracts.trials import HOLDOUT_VARIANTS
 
@@ -19,21 +18,6 @@ FACTOR: Final = 4.0
 WHOLE_FACTOR: Final = 2.0
 """Tokens of a cache draft for each matched token: where a policy predicts where to truncate, and
 where a rule verifies whole drafts and loses by longer ones (decision 12)."""
-
-
-def user_cache() -> Path:
-    """The user's cache folder of this project, whose files can be rebuilt.
-
-    Raises:
-        SettingsError: the user has no such folder.
-    """
-    try:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a container's user that no file knows
-        raise SettingsError(
-            "this user has no home: set HOME, or XDG_CACHE_HOME, to a writable folder."
-        ) from None
-    return root / "hybrid-verified-decoding"
 
 
 class WorkerSettings(Settings):

@@ -59,7 +59,7 @@ LONGEST = (
     "decoder/test_compiled.py", "pipelines/lab/drift/test_drift.py",
     "pipelines/watch/test_page.py", "decoder/telemetry/test_supervisor.py",
     "learner/release/test_meanwhile.py", "packaging/test_dependencies.py",
-    "engines/test_vllm_reading.py",
+    "engines/test_vllm_prefill.py",
     "pipelines/policy/test_policy.py", "pipelines/lab/bench/serve/test_run.py",
     "pipelines/lab/bench/test_cli.py", "learner/test_loop.py", "learner/evaluation/test_power.py",
     "pipelines/stack/test_supervision.py",

@@ -258,11 +258,11 @@ def _check_booleans(record: DraftRecord) -> None:
 
 def _decoded(record: DraftRecord) -> EventBatch:
     numbers, names = dict[str, NDArray[Any]](), dict[str, list[str]]()
-    absent = dict[str, float]()
+    absent = dict[str, Any]()
     for field in FIELDS:
         column = record.columns.get(field.name, [])
         if field.optional is not None and column == []:
-            absent[field.name] = field.optional
+            absent[field.name] = field.dtype.type(field.optional)
         elif type(column) is not list:
             raise EventRefused(f"draft-event record refused at columns.{field.name}: no list")
         elif field.kind == "string":

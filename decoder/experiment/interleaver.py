@@ -76,6 +76,8 @@ class Interleaver:
         """
         self.rounds: deque[FinishedRound] = deque()
         self.rounds_made = self.rounds_dropped = 0
+        self.number = -1
+        """Of the last round that began; one that is cancelled keeps its own."""
         self._totals: dict[str, Totals] = {OUTSIDE: Totals()}
         self.failures: Counter[str] = Counter()
         self.comparing = False
@@ -203,6 +205,7 @@ class Interleaver:
         if not variants:
             self._gap = -1.0
             return
+        self.number += 1
         variants.append(Variant(CHAMPION, champion))
         self._random.shuffle(variants)
         self._waiting, self._finished, self._prefill_us = variants, [], 0.0
@@ -227,12 +230,12 @@ class Interleaver:
             block.charge_prefill(each * block.variant.uses_model)
             self._prefill_us -= each * block.variant.uses_model
         sessions = set[str]().union(*(block.sessions for block in self._finished))
-        full = self.rounds_made - self._cluster >= MAX_CLUSTER_ROUNDS
+        full = self.number - self._cluster >= MAX_CLUSTER_ROUNDS
         if full or sessions.isdisjoint(self._cluster_sessions):
-            self._cluster, self._cluster_sessions = self.rounds_made, sessions
+            self._cluster, self._cluster_sessions = self.number, sessions
         if len(self.rounds) < MAX_PENDING_ROUNDS:
             blocks = tuple(self._finished)
-            self.rounds.append(FinishedRound(self.rounds_made, time.time(), blocks, self._cluster))
+            self.rounds.append(FinishedRound(self.number, time.time(), blocks, self._cluster))
         else:
             self.rounds_dropped += 1
         self.rounds_made += 1

@@ -35,7 +35,7 @@ class Compacted:
 
     ``retained`` is called from time to time with the range of offsets a partition may still hold;
     an empty one for a partition that was recreated or deleted. ``last`` limits the number of
-    existing records read, and of records read in one call.
+    existing records read, and of records read in one call: more are skipped, but for the newest.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Compacted:
             if seconds:
                 self._ends = self._ask(self._consumer.end_offsets)
             deadline, received = time.monotonic() + seconds, 0
+            self._skip()
             while True:
                 records = fetch(self._consumer, self._answer_ms)
                 received += len(records)
@@ -84,7 +85,7 @@ class Compacted:
                     self._ends = {}  # reached once; a recreated topic has other ends
                 late = time.monotonic() - deadline
                 full = late >= MAX_OVERRUN_S or (self._last is not None and received >= self._last)
-                newest = done and self._last is not None  # a reader of the newest needs no more
+                newest = done and bool(seconds) and self._last is not None  # it needs no more
                 if full or newest or (not records and (done or late >= 0.0)):
                     return done
         except BaseException as error:
@@ -131,6 +132,16 @@ class Compacted:
         for place, offset in read_to.items():
             self._consumer.seek(place, offset or 0)
         self._review(self._ends)
+
+    def _skip(self) -> None:
+        """Skip records of which more arrive than are read, or the reader falls ever further behind.
+        The end is the one that the last fetch reported."""
+        if self._last is None:
+            return
+        for place in self._places:
+            first = (self._consumer.highwater(place) or 0) - self._last // len(self._places)
+            if first > 0 and (self._consumer.position(place) or 0) < first:
+                self._consumer.seek(place, first)
 
     def _ask(self, ask: Callable[..., dict[Any, int]]) -> dict[Any, int]:
         """Offsets of all partitions, with a timeout for those deleted or without a leader."""

@@ -92,7 +92,7 @@ def test_a_look_at_a_drafter_that_cannot_draft_is_not_repeated_at_every_step() -
     assert 1 <= router.counters.probes <= steps // PROBE_EVERY
 
 
-def test_no_draft_is_longer_than_the_engine_was_started_for() -> None:
+def test_no_draft_exceeds_num_speculative_tokens() -> None:
     router = Router(longest=3)
     router.begin(["r"], list(range(1, 25)) * 3)
     (decision,) = router.choose(["r"])

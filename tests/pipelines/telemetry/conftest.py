@@ -100,9 +100,11 @@ def of_learner(kafka: KafkaSettings) -> None:
     publisher.close()
     dead = DeadLetters(kafka)
     dead.send(Fetched(0, 7, 0, b"w", b"{}"), EventRefused("no event"))
+    until(dead._background.idle)
     dead.close()
     statuses = StatusProducer(kafka)
     statuses.send(LearnerStatus(process="learner", scope="scope", time=time.time()))
+    until(statuses._background.idle)
     statuses.close()
     assert dead.failed == statuses.failed == 0
 
