@@ -221,7 +221,7 @@ def make_worker(
     if ring is not None:
         origin = Origin(scope, settings.name, worker.incarnation, *names)
         worker.supervisor = Supervisor(
-            kafka, ring, origin, worker.status, worker.interleaver, settings.events_per_s
+            kafka, ring, origin, worker.status, worker.interleaver.rounds, settings.events_per_s
         )  # fmt: skip
         worker.feed = PolicyFeed(kafka, scope, worker.admission)
         worker.supervisor.start()

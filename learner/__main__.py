@@ -11,8 +11,8 @@ from typing import Literal
 
 from decoder.contracts.errors import HvdError
 from decoder.contracts.settings import KafkaSettings
+from decoder.log_lines import JsonLines, TextLines
 from learner import loop
-from learner.log_lines import JsonLines, TextLines
 from learner.settings import LearnerSettings
 
 

@@ -40,7 +40,7 @@ class LearnerSettings(Settings):
     )
     state_dir: Path = Field(
         default=Path("var/learner"),
-        description="folder of the checkpoint, the scopes, and the name that holds leases; one for "
+        description="folder of the learner's state and of the name that holds leases; one for "
         "each learner",
     )
     intake: Literal["own", "lessons"] = Field(
@@ -71,6 +71,11 @@ class LearnerSettings(Settings):
     )
     candidate_every: int = Field(
         default=256, ge=1, description="labelled drafts between two contestants"
+    )
+    kind: Literal["survival", "payoff"] = Field(
+        default="survival",
+        description="networks that are trained: survival, a hazard at each position, decided by "
+        "the worker's rate; or payoff, the paper's regression, with a threshold that is retuned",
     )
     start: Literal["first", "counting"] = Field(
         default="first",
@@ -123,6 +128,6 @@ class LearnerSettings(Settings):
         return LESSONS if self.intake == "lessons" else DRAFTS
 
     @property
-    def checkpoint_path(self) -> Path:
+    def store_path(self) -> Path:
         """Where the learner's state lives."""
-        return self.state_dir / "checkpoint.safetensors"
+        return self.state_dir / "state.db"

@@ -97,7 +97,7 @@ PATIENT = (
     "learner.intake.DELIVERY_MS", "learner.ingest.workers.PATIENCE_SECONDS",
     "learner.topics.REQUEST_MS", "learner.release.publish.ACK_SECONDS",
     "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.supervisor.CLOSE_TIMEOUT_S",
-    "decoder.telemetry.supervisor.START_TIMEOUT_S", "decoder.telemetry.supervisor.LAST_S",
+    "decoder.telemetry.supervisor.START_TIMEOUT_S", "decoder.telemetry.supervisor.GRACE_S",
 )  # fmt: skip
 
 

@@ -31,9 +31,10 @@ VOTES: Final = 8
 """Clusters of a session that count: what is special about a session is in all of them."""
 AGES: Final = (32, 128, 512)
 """Clusters after which a contestant makes room, by its seat."""
-FIRST: Final = len(AGES)
-SEATS: Final = len(AGES) + 1
-"""The last seat is the first policy's."""
+CALIBRATED: Final = len(AGES)
+FIRST: Final = CALIBRATED + 1
+SEATS: Final = FIRST + 1
+"""The last seats are those of the champion recalibrated, and of the first policy."""
 ALPHA: Final = 0.01
 """Chance that a contestant no better than the champion ever passes."""
 MIN_GAIN: Final = 0.002
@@ -138,11 +139,12 @@ class Contest:
         return [seat for _, seat in sorted(found, reverse=True)]
 
     def vacant(self) -> int | None:
-        """A seat for a new contestant, if any: empty, without hope, or held beyond its age."""
-        for seat, age in enumerate(AGES):
-            one = self.seats[seat]
-            if one is None or one.bets.hope < HOPELESS:
-                return seat
-            if one.judged >= age and one.bets.evidence < PROMISING:
-                return seat
-        return None
+        """A seat for a new contestant, if any is free."""
+        return next((seat for seat, age in enumerate(AGES) if self.free(seat, age)), None)
+
+    def free(self, seat: int, age: int) -> bool:
+        """Whether a seat is empty, without hope, or held beyond its age."""
+        one = self.seats[seat]
+        if one is None or one.bets.hope < HOPELESS:
+            return True
+        return one.judged >= age and one.bets.evidence < PROMISING

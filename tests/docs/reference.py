@@ -210,12 +210,13 @@ def plain(text: str) -> str:
 
 def metrics() -> str:
     """Every series of worker and learner, beside vLLM's own."""
-    rows = [(f"hvd_{name}_total", said, "worker") for name, said in worker.COUNTS.items()]
+    meaning_of = worker.meaning_of
+    rows = [(f"hvd_{name}_total", meaning_of(name), "worker") for name in worker.COUNTS]
     rows += [
-        (f"hvd_{name}_total", said, f"worker, {label}")
-        for name, (label, said) in worker.COUNTS_BY.items()
+        (f"hvd_{name}_total", meaning_of(name), f"worker, {label}")
+        for name, label in worker.COUNTS_BY.items()
     ]
-    rows += [(f"hvd_{name}", said, "worker") for name, said in worker.LEVELS.items()]
+    rows += [(f"hvd_{name}", meaning_of(name), "worker") for name in worker.LEVELS]
     rows += [*SERVING, *SIDES]
     of: list[tuple[Mapping[str, str], str, str]] = [
         (learner.COUNTS, "_total", ""),

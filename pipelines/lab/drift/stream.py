@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from decoder.contracts.bundle import Policy
 from decoder.contracts.events import EventBatch
 from decoder.contracts.features import FloatArray
+from decoder.core.choice import choose
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
@@ -65,10 +67,12 @@ class Learning:
 
 @dataclass(frozen=True)
 class Worker:
-    """How a policy is served. Without ``adapts`` neither costs, rate nor floor follow anything."""
+    """How a policy is served. Without ``adapts`` neither costs, rate nor floor follow anything. A
+    ``rule`` decides in the policy's place, and learns as it goes."""
 
     settings: WorkerSettings
     adapts: bool = True
+    rule: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,8 @@ def decode(
         costs: of each segment, the truth; the first is the profile that the worker has.
         told: called when a request is done. Its policy is in force from the next one on.
     """
-    clock, cache = _Clock(), SuffixCache(worker.settings)
+    rule = worker.rule() if worker.rule is not None else None
+    clock, cache = _Clock(rule.update if rule else None), SuffixCache(worker.settings)
     router = DraftRouter(
         cache,
         policy,
@@ -122,6 +127,7 @@ def decode(
         clock,
         True,
         model_draft_tokens=worker.settings.model_draft_tokens,
+        rule=rule or choose,
         costs=_RecordedCosts(costs[0], live=worker.adapts),
         floor=Floor(True) if worker.adapts else None,
     )
@@ -151,8 +157,8 @@ class _RecordedCosts(LiveCosts):
 class _Clock(EventLog):
     """Time of the recorded service, by which events are dated: the router's sink."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, update: Callable[[NDArray[Any]], None] | None) -> None:
+        super().__init__(update)
         self.now_us = 0.0
         self.steps: dict[int, tuple[float, float]] = {}  # when and how long, by position
 
