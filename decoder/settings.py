@@ -92,7 +92,7 @@ class WorkerSettings(Settings):
     suffix_min_prob: float = setting(
         0.1, "counted probability below which a cache draft ends", ge=0, le=1
     )
-    cache_gib: float = Field(  # a larger cache would overflow int32 positions
+    cache_gib: float = Field(
         2.0, gt=0, le=56, description="GiB of text to copy from, all tenants together"
     )
 

@@ -93,8 +93,15 @@ def test_a_fault_of_every_request_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     e = engine(config("suffix"))
+    cache = e.worker.router.cache
+    start, cache.grow = cache.start, broken  # type: ignore[method-assign]
 
-    e.worker.router.cache.extend = broken  # type: ignore[method-assign]
+    def full(*arguments: Any) -> int:
+        row = start(*arguments)
+        cache.pool.windows["grow_at"] = 0
+        return row
+
+    cache.start = full  # type: ignore[method-assign]
     with caplog.at_level(logging.ERROR, "decoder"):
         serve(e)
     for name, output in e.outputs.items():

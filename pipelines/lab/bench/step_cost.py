@@ -29,6 +29,7 @@ from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
+from decoder.drafting.windows import END, Pool
 from decoder.engines.vllm.adapter import Adapter
 from decoder.engines.vllm.v1 import runner as v1
 from decoder.policy.first import first_policy
@@ -273,7 +274,7 @@ def measure(
     per_cycle = engine.tokens / engine.cycles
     cold, _ = _steps(engine, clock, steps // 2, np.zeros(CACHES, np.uint8))
     assert engine.router.cache is not None
-    held, written = engine.router.cache.held_bytes, engine.router.cache.pool.pages["filled"].sum()
+    held, written = engine.router.cache.held_bytes, _tokens(engine.router.cache.pool)
     longest, spent = _long_prompts(engine, long_prompts, beside)
     return {
         f"step_us_per_request_batch{requests}": float(np.median(whole)),
@@ -321,8 +322,16 @@ def memory(outputs: int, requests: int, prompt: int) -> dict[str, Any]:
         "bytes_per_token": held / tokens,
         "rss_grown_mib": grown / 2**20,
         "rss_mib": mine.memory_info().rss / 2**20,
-        "pages_given_up": cache.evicted + cache.shed,
+        "pages_evicted": cache.evicted + cache.shed,
     }
+
+
+def _tokens(pool: Pool) -> int:
+    """Tokens in all windows."""
+    windows, tokens = pool.windows[pool.windows["mask"] > 0], 0
+    for begin, mask, first, end, *_ in windows.tolist():
+        tokens += np.count_nonzero(pool.text[begin + (np.arange(first, end) & mask)] != END)
+    return tokens
 
 
 def _steps(
