@@ -34,7 +34,7 @@ from decoder.contracts.features import SCHEMA_ID
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = f"hvd.learner.v8-{SCHEMA_ID.rpartition('-')[2]}"
+FORMAT: Final = f"hvd.learner.v9-{SCHEMA_ID.rpartition('-')[2]}"
 """Of other features, nothing that was learned is to be gone on from."""
 Tree = dict[str, Any]
 """What is put into a file: what JSON knows, arrays, dataclasses and models; it is read back without

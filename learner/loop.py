@@ -274,9 +274,12 @@ class Learner:
             return
         if not self._seen:
             return
+        wanted = set()
+        for name, scope in self.scopes.awake.items():
+            if (tried := self.rollouts.judge(scope)) is not None:
+                wanted.add((name, tried))
         if current:
             self.rollouts.follow(self.standings)
-        wanted = set()
         for name, standing in self.standings.items():
             scope = self.scopes.awake.get(name)
             if standing.served and scope is not None and scope.version != standing.served:
@@ -324,6 +327,8 @@ class Learner:
         if scope is not None and scope.version != version == served:
             self.scopes.of(name).crown(policy)
             self._checkpoint_at = 0.0
+        elif scope is not None and self.rollouts.judge(scope) == version:
+            self.scopes.of(name).put_on_trial(policy)
 
     def _report(self) -> None:
         self._status_at = time.monotonic() + STATUS_SECONDS

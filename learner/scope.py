@@ -17,7 +17,7 @@ from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
 from learner.checkpoint import Tree, made
 from learner.evaluation.clusters import Clusters
-from learner.evaluation.contest import FIRST, SEATS, Contest, Contestant
+from learner.evaluation.contest import COLUMNS, Challenger, Contest
 from learner.evaluation.drift import STREAMS, Alarm, Detector, beyond
 from learner.evaluation.measured import NOMINAL, Costs, measure
 from learner.evaluation.tune import error_of, tuned
@@ -28,10 +28,9 @@ from learner.training.losses import faced
 from learner.training.rows import Buffer, Rows, empty, joined
 
 BLOCK: Final = 64
-EVIDENCE: Final = 2 * SEATS
-NUMBERS: Final = EVIDENCE + len(STREAMS)
-"""Numbers of a draft that are added up in its cluster: what is for and against each seat, and what
-tells of a change."""
+NUMBERS: Final = COLUMNS + len(STREAMS)
+"""Numbers of a draft that are added up in its cluster: what each seat gains, and what tells of a
+change."""
 COSTED: Final = 4_000
 PRICED: Final = 1_024
 """Drafts from one look at what steps cost to the next."""
@@ -53,7 +52,7 @@ class Scope:
     """
 
     def __init__(self, name: str, settings: LearnerSettings, first: Policy) -> None:
-        """Begin with ``first`` in force: it stays a contestant whenever another is served."""
+        """Begin with ``first`` in force: it stays a challenger whenever another is served."""
         self.name = name
         self.settings = settings
         self.served: Mapping[str, str] = {}
@@ -68,9 +67,9 @@ class Scope:
         self.detector = Detector()
         self._clusters = Clusters(NUMBERS)
         self._waiting = empty()
-        self._next_contestant = 0  # row of the buffer
+        self._next_challenger = 0  # row of the buffer
         self._costs = NOMINAL
-        self._won: Contestant | None = None
+        self._won: Challenger | None = None
         self._offered: list[str] = []  # digests of the candidates that were handed out last
 
     @property
@@ -98,7 +97,7 @@ class Scope:
         self._waiting = rows.part(whole, len(rows))
         return alarms
 
-    def candidate(self) -> Contestant | None:
+    def candidate(self) -> Challenger | None:
         """Who has won since the last call and is not registered yet; the newest. Mutates."""
         won, self._won = self._won, None
         if won is not None:
@@ -115,7 +114,7 @@ class Scope:
             self.contest.champion = policy  # the same under another version
             return
         newer = policy.version > self.version
-        self.contest.crown(policy, self.buffer.total)
+        self.contest.promote(policy, self.buffer.total)
         self._won = None
         self.mae = error_of(policy, self.buffer.recent(int(MAE_MEMORY)))
         if policy.digest in self._offered:
@@ -129,15 +128,15 @@ class Scope:
         numbers = np.zeros((len(block), NUMBERS))
         if self.buffer.total % PRICED < BLOCK:
             self._costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-        numbers[:, :EVIDENCE] = self.contest.advantages(block, self._costs)
+        numbers[:, :COLUMNS] = self.contest.advantages(block, self._costs)
         if self.learners.begun:
             cache, model = self.learners.weigh(block, found), self.detector.drafter.weigh(found)
-            numbers[:, EVIDENCE:] = beyond(cache, model, found.tried)
+            numbers[:, COLUMNS:] = beyond(cache, model, found.tried)
         self._follow_error(block)
         closed = self._clusters.add(block.session, numbers)
-        self.contest.take(closed)
+        self.contest.update(numbers, closed)
         row = self.buffer.total + len(block)
-        alarms = self.detector.take([cluster.sums[EVIDENCE:] for cluster in closed], row)
+        alarms = self.detector.take([cluster.sums[COLUMNS:] for cluster in closed], row)
         self.buffer.add(block)
         if self.learners.begun:
             self.learners.learn(self.buffer)
@@ -147,7 +146,8 @@ class Scope:
             self.alarms[alarm.stream] += 1
             self.last_alarm_at = float(block.time[-1])
         if any(alarm.stream == "cache" for alarm in alarms):
-            self._seat(0, QUICK)
+            seat = self.contest.vacant()
+            self._seat(0 if seat is None else seat, QUICK)
         self._renew()
         self._decide()
         return alarms
@@ -158,16 +158,16 @@ class Scope:
 
     def _renew(self) -> None:
         """Give a seat that is vacant to the learner that foresees best, where one is due."""
-        if self.buffer.total < self._next_contestant or not self.learners.begun:
+        if self.buffer.total < self._next_challenger or not self.learners.begun:
             return
-        self._next_contestant = self.buffer.total + self.settings.candidate_every
+        self._next_challenger = self.buffer.total + self.settings.candidate_every
         seat = self.contest.vacant()
         if seat is not None:
             self.learners.follow()
             self._seat(seat, self.learners.leader)
 
     def _seat(self, seat: int, learner: int) -> None:
-        """Let the network of ``learner``, as it is, contend from now on."""
+        """Let the network of ``learner``, as it is, be a challenger from now on."""
         trainer = self.learners.trainers[learner]
         recent = self.buffer.recent(COSTED)
         drafts = recent.features[:, _DRAFT_LEN]
@@ -180,18 +180,17 @@ class Scope:
         raw = train.export(trainer, self.name, self.champion.threshold, likely[-BLOCK:])
         policy = tuned(raw, self._costs, self.champion)
         policy = replace(policy, provenance={"origin": "learner"})
-        self.contest.seats[seat] = Contestant(policy, self.buffer.total, NAMES[learner])
+        self.contest.seats[seat] = Challenger(policy, self.buffer.total, NAMES[learner])
 
     def _decide(self) -> None:
-        """Let the strongest whose evidence suffices win."""
-        for seat in self.contest.passed()[:1]:
-            one = self.contest.seats[seat]
-            assert one is not None
-            if seat == FIRST:  # as it is: the registry has it
-                self.contest.seat_first(self.buffer.total)
-            else:
-                self.contest.seats[seat] = None
-            self._won = one
+        """Let a challenger win whose gain is certain, or the first policy come back."""
+        seat = self.contest.passed(self.buffer.total)
+        if seat is not None:
+            self._won = self.contest.accept(seat, self.buffer.total)
+
+    def put_on_trial(self, policy: Policy | None) -> None:
+        """``policy`` is what workers try; None if nothing. Mutates."""
+        self.contest.put_on_trial(policy, self.buffer.total)
 
     def window(self) -> Mapping[str, int | float]:
         """What the networks may have learned from, for the registry."""
@@ -238,7 +237,7 @@ _KEPT: Final[dict[str, Any]] = {
     "_clusters": Clusters,
     "_waiting": Rows,
     "_costs": Costs,
-    "_next_contestant": int,
+    "_next_challenger": int,
     "_offered": list[str],
 }
 _DRAFT_LEN: Final = FEATURES.index("draft_len")

@@ -176,15 +176,16 @@ class Registrar:
     def _is_due(self, registration: Registration, standings: Mapping[str, Standing]) -> bool:
         """A candidate waits until the first policy it may have won over is registered itself, while
         another is compared with the champion, and for a while after one was rolled back: two that
-        are nearly alike would else go to and fro. All wait while a person's pin stands, else each
-        winner meanwhile would be a version."""
+        are nearly alike would else go to and fro. The first policy comes back without that. All
+        wait while a person's pin stands, else each winner meanwhile would be a version."""
         scope = registration.policy.scope
         standing = standings.get(scope, Standing(scope))
         if not self._may(scope) or standing.pinned is not None:
             return False
         if not registration.against:
             return True
-        return standing.served is not None and (not self._trial or self._may_try(standing))
+        tries = self._trial and not registration.is_return
+        return standing.served is not None and (not tries or self._may_try(standing))
 
     def _may_try(self, standing: Standing) -> bool:
         """Whether alias trial is nobody else's, and nothing is compared or was rolled back."""
@@ -269,6 +270,7 @@ class Registrar:
             elif (
                 self._trial
                 and registration.against
+                and not registration.is_return
                 and not self._is_unusable(scope, standing.champion or 0)
             ):
                 if not self._may_try(standing):

@@ -83,7 +83,7 @@ class Rollout:
             return None
         self.outcome = self.one.outcome(settings)
         if self.outcome is None:
-            self.one.share = self.one.wider()
+            self.one.share = self.one.wider(settings)
         else:
             self.said = f"version {self.one.subject}: {self.outcome.why}"
         return self.outcome

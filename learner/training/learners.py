@@ -103,10 +103,11 @@ class Learners:
         What is drawn depends on how many rows the buffer has ever had, and on nothing else.
         """
         assert self.abreast is not None
-        spans = np.array([[len(buffer)], [min(len(buffer), RECENT)]])
+        rows = buffer.training()
+        spans = np.array([[len(rows)], [min(len(rows), RECENT)]])
         draw = np.random.default_rng(buffer.total)
         ago = draw.integers(0, spans, (steps, len(NAMES), BATCH))
-        train.updates(self.abreast, buffer.at(buffer.total - 1 - ago.ravel()), BATCH)
+        train.updates(self.abreast, buffer.at(rows[-1 - ago.ravel()]), BATCH)
         self.updates += steps
 
     def follow(self) -> None:

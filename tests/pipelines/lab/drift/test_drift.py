@@ -134,19 +134,20 @@ def test_sampling_changes_its_share_of_an_output_and_neither_prompt_nor_end() ->
     assert 0.1 < differs.mean() < 0.15 and not differs[-1] and list(made.prompt) == [1, 2]
 
 
+def copies(trace: Trace, whole: bool = False) -> bool:
+    """Whether the prompt ends in the output, or in most of it."""
+    tail = np.asarray(trace.prompt)[-len(trace.output) :]
+    same = np.asarray(trace.output)[-len(tail) :] == tail
+    return bool(same.all() if whole else same.mean() > 0.5)
+
+
 def test_a_share_of_sessions_is_another_tenants_and_a_share_of_requests_a_whole_copy() -> None:
     sent = traffic(scenario(of("one", 40, breaks=4, broken=0.25)), library(120), 1).requests
     assert 0.1 < np.mean([r.tenant == BROKEN_TENANT for r in sent]) < 0.45
-    for request in sent:
-        tail = np.asarray(request.trace.prompt)[-len(request.trace.output) :]
-        same = (tail == np.asarray(request.trace.output)).mean() > 0.5
-        assert same == (request.tenant == BROKEN_TENANT)
+    assert all(copies(r.trace) == (r.tenant == BROKEN_TENANT) for r in sent)
     sent = traffic(scenario(of("one", 40, breaks=4, verbatim=0.3)), library(120), 1).requests
-    whole = [
-        np.array_equal(np.asarray(r.trace.prompt)[-len(r.trace.output) :], r.trace.output)
-        for r in sent
-    ]
-    assert 0.1 < np.mean(whole) < 0.5 and {r.tenant for r in sent} == {HONEST}
+    assert 0.1 < np.mean([copies(r.trace, whole=True) for r in sent]) < 0.5
+    assert {r.tenant for r in sent} == {HONEST}
 
 
 SETTINGS = WorkerSettings()
@@ -257,7 +258,9 @@ def honest_rate(requests: list[Request], learning: Learning) -> float:
     """Tokens a microsecond of the honest ones, while a learner hears of all of them."""
     costs, first = [Machine().costs], first_policy("drift")
     served = Worker(WorkerSettings())
-    found = decode(requests, costs, first, served, token_classes(), learning.told)
+    found = decode(
+        requests, costs, first, served, token_classes(), learning.told, learning.interleaver
+    )
     counted = [r.tenant == HONEST for r in requests]
     return float(found.tokens[counted].sum() / found.us[counted].sum())
 
@@ -271,7 +274,7 @@ def test_others_lose_at_most_two_per_cent() -> None:
         broken = misleading(bad, BROKEN, token_classes(), draw)
         both.append(Request(named(broken, f"hostile {index}"), 0, HOSTILE))
         both.append(Request(named(good, f"honest {index}"), 0, HONEST))
-    taught, untaught = (Learning.begun(first_policy("drift")) for _ in range(2))
+    taught, untaught = (Learning(first_policy("drift"), "off") for _ in range(2))
     beside = honest_rate(both, taught)
     alone = honest_rate([r for r in both if r.tenant == HONEST], untaught)
     assert taught.promotions, "nothing was learned, so nothing was shown"
