@@ -18,7 +18,7 @@ from decoder.contracts.topics import DRAFTS, LEASE, POLICY, STATUS, TRIALS, Topi
 from decoder.feed import PolicyFeed
 from decoder.kafka import clients, compacted
 from decoder.policy.probes import to_bytes
-from learner.ingest import source
+from learner.ingest import group, source
 from learner.ingest.source import EventSource
 from learner.ingest.workers import Workers
 from learner.lease import Lease
@@ -254,6 +254,14 @@ def test_records_of_added_partitions_and_of_a_topic_made_anew_are_read(
         make_anew(broker, topic, 1)
         send(broker.kafka, topic.name, b"third", partition=0)
         until(reads(b"third"))
+
+
+def test_a_member_of_a_group_gets_partitions_that_are_added(broker: Broker) -> None:
+    with closing(group.Group(broker.kafka, DRAFTS, "test", keeps=True)) as member:
+        until(lambda: member.turn() or member.owned == {0}, "its first partition")
+        add_partitions(broker, DRAFTS, 3)
+        until(lambda: member.turn() or member.owned == {0, 1, 2}, "the partitions added")
+        assert member.part.count == 3, "keys are looked for on all of them"
 
 
 def test_who_looks_on_sees_what_lies_on_added_partitions(broker: Broker) -> None:
