@@ -177,13 +177,14 @@ class Learner:
         self._checkpoint_at = now + max(CHECKPOINT_SECONDS, written / CHECKPOINT_BYTES_A_SECOND)
 
     def close(self) -> None:
-        """Let go of leases, broker and registry; saves nothing."""
+        """Let go of leases, broker, registry and store; saves nothing."""
         for part in (
             self.registrar, self.lease, self.source, self.rollouts, self.workers, self.dead,
             self.publisher, self.status, self.group,
         ):  # fmt: skip
             if part is not None:
                 part.close()
+        self.scopes.store.close()
 
     def _knows_anyone(self) -> bool:
         """False where it cannot be told yet whom workers serve: all that lies there would be
@@ -359,7 +360,7 @@ class Learner:
         decides = scope.champion.parameter_name
         return {
             "scope": name,
-            "events_consumed": self.scopes.entries[name].events,
+            "events_consumed": self.scopes.entries[name],
             "losses": dict(self.scopes.lost.get(name, {})),
             "drafts_consumed": scope.total,
             "share": self.shares.get(name, 1.0),

@@ -40,7 +40,7 @@ class LearnerSettings(Settings):
     )
     state_dir: Path = Field(
         default=Path("var/learner"),
-        description="folder of the checkpoint, the scopes, and the name that holds leases; one for "
+        description="folder of the learner's state and of the name that holds leases; one for "
         "each learner",
     )
     intake: Literal["own", "lessons"] = Field(
@@ -127,6 +127,6 @@ class LearnerSettings(Settings):
         return LESSONS if self.intake == "lessons" else DRAFTS
 
     @property
-    def checkpoint_path(self) -> Path:
+    def store_path(self) -> Path:
         """Where the learner's state lives."""
-        return self.state_dir / "checkpoint.safetensors"
+        return self.state_dir / "state.db"
