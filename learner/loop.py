@@ -213,7 +213,9 @@ class Learner:
             self.scopes.abandon(name, "fault")
             return
         if alarms:
-            log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
+            log.info(
+                "scope %s: traffic changed, MAE now %.2f tokens", name, scope.skill.figures()["mae"]
+            )
         if won is not None and winner is not None:
             log.info("scope %s: a candidate won: %s", name, won.reason)
             self.registrar.hand(winner)
@@ -368,7 +370,7 @@ class Learner:
             "updates": scope.learners.updates,
             "drifts": sum(scope.alarms.values()),
             "last_drift_at": scope.last_alarm_at,
-            "mae": scope.mae,
+            **scope.skill.figures(),
             "predicted_tokens": scope.predicted,
             "accepted_tokens": scope.accepted,
             "candidates": scope.candidates,

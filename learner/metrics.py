@@ -43,6 +43,9 @@ SCOPE_COUNTS: Final = {
 SCOPE_LEVELS: Final = {
     "share": "Part of its requests that is learned from.",
     "mae": "Absolute error of the champion on recent drafts, tokens.",
+    "precision": "Share that brought six tokens, of recent drafts predicted to.",
+    "recall": "Share predicted to, of recent drafts that brought six tokens.",
+    "f1": "Harmonic mean of precision and recall.",
     "champion_version": "Version of the champion.",
     "publication": "Number of its last publication; 0 before the first.",
     "holds_lease": "1 while the scope is this learner's to promote and publish.",

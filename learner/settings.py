@@ -72,6 +72,11 @@ class LearnerSettings(Settings):
     candidate_every: int = Field(
         default=256, ge=1, description="labelled drafts between two challengers"
     )
+    kind: Literal["survival", "payoff"] = Field(
+        default="survival",
+        description="networks that are trained: survival, a hazard at each position, decided by "
+        "the worker's rate; or payoff, the paper's regression, with a threshold that is retuned",
+    )
     start: Literal["first", "counting"] = Field(
         default="first",
         description="what a new scope begins with and falls back to: the first policy, or counted "

@@ -155,7 +155,10 @@ class LearnerStatus(BaseModel):
     updates: Count = 0  # optimiser steps
     drifts: Count = 0
     last_drift_at: Time = 0.0
-    mae: float = 0.0  # champion's absolute error on recent events, tokens
+    mae: float = 0.0  # champion's absolute error on the newest drafts, tokens, before learning
+    precision: float = 0.0  # of the drafts predicted at six tokens or more, those that brought six
+    recall: float = 0.0  # of the drafts that brought six or more, those predicted so
+    f1: float = 0.0  # harmonic mean of both
     candidates: Count = 0
     promotions: Count = 0
     champion_version: Count = 0

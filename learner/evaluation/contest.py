@@ -33,8 +33,9 @@ VOTES: Final = 8
 AGES: Final = (24, 64, 256)
 """Sessions after which a challenger makes room, by its seat: the young see what changed a lot, the
 old what gains one per cent."""
-FIRST, WON, TRIED = range(len(AGES), len(AGES) + 3)
-"""Seats of the first policy, of the last challenger that passed, and of the policy on trial."""
+CALIBRATED, FIRST, WON, TRIED = range(len(AGES), len(AGES) + 4)
+"""Seats of the champion recalibrated, of the first policy, of the last challenger that passed, and
+of the policy on trial."""
 SEATS: Final = TRIED + 1
 STEPS: Final = SEATS
 """Column of the champion's plain steps, behind those of the seats."""
@@ -240,16 +241,16 @@ class Contest:
         return one
 
     def vacant(self) -> int | None:
-        """A seat for a new challenger, if any: empty, or held by one that is behind or beyond twice
-        its age."""
-        for seat, age in enumerate(AGES):
-            one = self.seats[seat]
-            if one is None:
-                return seat
-            ahead = one.gain().ratio > 1.0 + MIN_GAIN
-            if one.judged >= (2 * age if ahead else min(age, FEWEST)):
-                return seat
-        return None
+        """A seat for a new challenger, if any is free."""
+        return next((seat for seat, age in enumerate(AGES) if self.free(seat, age)), None)
+
+    def free(self, seat: int, age: int) -> bool:
+        """Whether a seat is empty, or held by one that is behind or beyond twice its age."""
+        one = self.seats[seat]
+        if one is None:
+            return True
+        ahead = one.gain().ratio > 1.0 + MIN_GAIN
+        return one.judged >= (2 * age if ahead else min(age, FEWEST))
 
     def _recent(self, row: int) -> list[int]:
         return [each for each in self.returns if row - each < FORGIVEN][-STRICTEST:]

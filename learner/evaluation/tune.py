@@ -11,7 +11,7 @@ import numpy as np
 from decoder.contracts.bundle import Policy
 from decoder.policy.estimate import decide_each, estimate, estimate_alike, predict
 from decoder.policy.pricing import part_of
-from decoder.policy.rule import MODEL, NONE, Choice
+from decoder.policy.rule import CACHE, MODEL, NONE, Choice
 from learner.evaluation.measured import Costs, Floats
 from learner.training.rows import UNKNOWN, Rows
 
@@ -19,12 +19,39 @@ LEAST_RATE: Final = 0.5
 """Tokens in the time of a plain step: drafting nothing reaches one. A record may say anything."""
 
 
-def tuned(policy: Policy, costs: Costs, champion: Policy) -> Policy:
-    """``policy``, of survival, with what decides beside its network: the rate that a worker
-    achieves, and what a model draft brings, which each worker follows by itself."""
+def tuned(policy: Policy, costs: Costs, champion: Policy, recent: Rows) -> Policy:
+    """``policy`` with what decides beside its network: what a model draft brings, which each worker
+    follows by itself, and for kind ``payoff`` the threshold that suits the drafts ``recent``."""
     payoff = costs.model_accepted if costs.has_model else champion.model_payoff
     # Arm none competes in every cycle, so that nothing is switched off for good.
-    return replace(policy, use_model=True, model_payoff=payoff)
+    policy = replace(policy, use_model=True, model_payoff=payoff)
+    if policy.kind == "payoff" and len(recent):
+        policy = replace(policy, threshold=best_threshold(policy, recent, costs))
+    return policy
+
+
+def best_threshold(policy: Policy, rows: Rows, costs: Costs) -> float:
+    """The threshold by which ``policy`` saves most plain steps at ``rows``, at least one, at what a
+    token is worth at the rate in force. The rate of the rows by themselves would not do: a draft
+    that brings ten tokens takes the place of other cycles (decision 8)."""
+    with np.errstate(all="ignore"):
+        predicted = np.nan_to_num(predict(policy, rows.features)).astype(np.float64)
+    plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
+    other = MODEL if costs.has_model and policy.use_model else NONE
+    arms = np.repeat(np.array([[CACHE], [other]], np.int8), len(rows), axis=1)
+    lengths = np.stack([rows.draft_len, np.full_like(rows.draft_len, costs.situation.model_len)])
+    committed, time = costs.outcome(rows, Choice(arms, lengths))
+    gains = (committed[0] - committed[1]) / _rates(rows, costs, plain)
+    gains -= (time[0] - time[1]) / plain
+    order = np.argsort(-predicted, kind="stable")
+    cuts = predicted[order]
+    saved = np.cumsum(gains[order])
+    saved[:-1][cuts[:-1] == cuts[1:]] = -np.inf  # equal predictions are on one side
+    last = int(saved.argmax())
+    if saved[last] <= 0.0:
+        return float(cuts[0]) + 1.0
+    below = cuts[last + 1] if last + 1 < len(cuts) else 0.0
+    return float(cuts[last] + below) / 2.0
 
 
 def worth(
@@ -85,14 +112,3 @@ def _rates(rows: Rows, costs: Costs, plain: Floats) -> Floats:
     achieved = max(float(committed.sum() / (time / plain).sum()), LEAST_RATE)
     found = np.where(np.isfinite(rows.rate), rows.rate, achieved).astype(np.float64)
     return np.maximum(found, LEAST_RATE)
-
-
-def error_of(policy: Policy, rows: Rows) -> float:
-    """Mean absolute error in tokens, of a label that is a lower bound only how far it was missed; a
-    prediction that is no number counts as none. 0 without rows."""
-    if not len(rows):
-        return 0.0
-    with np.errstate(all="ignore"):
-        error = np.nan_to_num(predict(policy, rows.features)) - rows.accepted
-    missed = np.where(rows.censored, np.minimum(error, 0.0), error)
-    return float(np.abs(missed).mean(dtype=np.float64))

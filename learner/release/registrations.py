@@ -5,7 +5,7 @@ Tags keep who moved what, and why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -25,13 +25,13 @@ class Registration:
     """A policy to be registered, and promoted if it is still ``against`` what it was judged.
 
     ``against`` is the digest of the champion it won over; "" of a scope's first policy, which is
-    promoted where there is no champion.
+    promoted where there is no champion. A metric of several values is a curve in MLflow.
     """
 
     policy: Policy
     against: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     window: Mapping[str, Any] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ def registration_of(scope: Scope, won: Challenger, offsets: Mapping[int, int]) -
         won.policy,
         against=digest_of(scope.champion),
         params={"learner": won.origin, "champion": scope.version},
-        metrics=won.metrics,
+        metrics={**won.metrics, **scope.skill_since(won.policy, won.since)},
         tags={"verdict": won.reason, "origin": "learner", **scope.served},
         window={
             **scope.window(),

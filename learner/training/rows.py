@@ -104,9 +104,11 @@ class Buffer:
         self.total += len(rows)
         self._held = min(self._held + len(rows), self.capacity)
 
-    def times(self) -> dict[str, float]:
-        """``time_from`` and ``time_to`` of what is held, in seconds since the epoch."""
-        held = self._ring.time[np.arange(self.total - len(self), self.total) % self.capacity]
+    def times(self, last: int) -> dict[str, float]:
+        """``time_from`` and ``time_to`` of the newest rows, at most ``last``, in seconds since the
+        epoch."""
+        first = self.total - min(len(self), last)
+        held = self._ring.time[np.arange(first, self.total) % self.capacity]
         return {"time_from": float(held.min()), "time_to": float(held.max())} if len(held) else {}
 
     def recent(self, last: int) -> Rows:

@@ -4,7 +4,8 @@
 What vLLM's suffix decoding does after 0.33, with a model draft in the place of no draft: counts by
 source (the request's own text, or others'), length of match and position in the draft, the chance
 of a position being (accepted + 1) / (observed + 2), halved every :data:`HALVES` steps. Drafts and
-arms are priced as a survival policy's are, so that what differs is the estimate alone.
+arms are priced as a survival policy's are (:func:`priced`), so that what differs is the estimate
+alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 """Longest match of each bucket; a ninth holds what is longer."""
 POSITIONS: Final = 64
 """Positions counted by themselves; later ones share the last."""
-_LOCAL, _MATCH, _LENGTH = (FEATURES.index(n) for n in ("local", "match_len", "draft_len"))
+_LOCAL, _MATCH, LENGTH = (FEATURES.index(n) for n in ("local", "match_len", "draft_len"))
 
 
 class Buckets:
@@ -60,28 +61,34 @@ class Buckets:
         """Survival of each draft through each of its positions: float32 [m, POSITIONS]."""
         held = (self._accepted + 1.0) / (self._observed + 2.0)
         found: FloatArray = np.cumprod(held[_places(features)], axis=1, dtype=np.float32)
-        found[np.arange(POSITIONS) >= features[:, _LENGTH, None]] = 0.0
+        found[np.arange(POSITIONS) >= features[:, LENGTH, None]] = 0.0
         return found
 
     def __call__(self, policy: Policy, step: Step) -> Chosen:
-        """As :func:`decoder.core.choice.choose`; model drafts yield what they did lately."""
+        """As :func:`decoder.core.choice.choose`."""
         self._steps += 1
         if self._steps % HALVES == 0:
             self._accepted /= 2.0
             self._observed /= 2.0
-        n, rows, costs, k = len(step.candidates), step.batch_size, step.costs, step.model_len
-        curves = np.zeros((n, POSITIONS), np.float32)
-        curves[step.owners] = self.curves(step.features)
-        terms = Terms(value_of(costs, rows, step.rate), rows, step.budget, costs.prices)
-        yields = np.empty((n, max(k, 1)), np.float32)
-        yields[:] = yields_of_places(step.odds, k) if k else 0.0
-        k = draft_length(yields, terms, costs.dense) if k else 0
-        model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
-        arms, lengths, _ = share_out(curves, model, k, terms, costs.dense)
-        candidates = step.candidates
-        candidates["wanted"], candidates["length"] = arms, lengths
-        candidates["expected"], candidates["model"] = curves.sum(axis=1), model
-        return Chosen(k or step.model_len)
+        return priced(self.curves(step.features), step)
+
+
+def priced(drafts: FloatArray, step: Step) -> Chosen:
+    """The best arms and lengths by survival curves [m, POSITIONS] of the step's cache drafts; model
+    drafts yield what they did lately."""
+    n, rows, costs, k = len(step.candidates), step.batch_size, step.costs, step.model_len
+    curves = np.zeros((n, POSITIONS), np.float32)
+    curves[step.owners] = drafts
+    terms = Terms(value_of(costs, rows, step.rate), rows, step.budget, costs.prices)
+    yields = np.empty((n, max(k, 1)), np.float32)
+    yields[:] = yields_of_places(step.odds, k) if k else 0.0
+    k = draft_length(yields, terms, costs.dense) if k else 0
+    model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
+    arms, lengths, _ = share_out(curves, model, k, terms, costs.dense)
+    candidates = step.candidates
+    candidates["wanted"], candidates["length"] = arms, lengths
+    candidates["expected"], candidates["model"] = curves.sum(axis=1), model
+    return Chosen(k or step.model_len)
 
 
 METHODS: Final[Mapping[str, Maker]] = {

@@ -17,13 +17,14 @@ from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint, scopes, state
 from learner.checkpoint import Store
-from learner.evaluation.contest import FIRST, Challenger
+from learner.evaluation.contest import CALIBRATED, FIRST, Challenger
+from learner.evaluation.skill import skill_of
 from learner.scope import BLOCK, Scope
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
 from learner.training import train
-from learner.training.learners import CAREFUL, QUICK
-from learner.training.rows import Rows, joined
+from learner.training.learners import FAST, PER_SECOND, RECENT, SLOW, STEPS, steps_at
+from learner.training.rows import Buffer, Rows, joined
 from tests.events import from_events
 from tests.learner.stream import kept
 from tests.learner.traffic import Traffic
@@ -52,6 +53,68 @@ def served(scope: Scope, rows: Rows, each: int = 100) -> list[Challenger]:
             won.append(candidate)
             scope.crown(replace(candidate.policy, version=scope.version + 1))
     return won
+
+
+def test_the_papers_kind_is_learned_and_its_threshold_is_retuned(first: Policy) -> None:
+    settings = SETTINGS.model_copy(update={"kind": "payoff"})
+    scope = Scope("s", settings, frequency_policy("s"))
+    won = served(scope, rows_of(150, seed=2))
+    policy = from_bytes(to_bytes(scope.champion), "s")
+    widths = [len(bias) for _, bias in policy.layers]
+    assert won and policy.kind == "payoff" and widths == [256, 256, 1]
+    assert policy.threshold == scope.champion.threshold != 6.0
+    others = rows_of(40, seed=98)
+    assert skill_of(policy, others).figures()["f1"] > 0.9
+    told = checkpoint.unpack(checkpoint.pack(scope.snapshot()))
+    again = Scope.restored("s", SETTINGS, told, scope.buffer.recent(2_000))
+    again.feed(rows_of(10, seed=4))
+    assert again.learners.trainer is not None and again.learners.trainer.kind == "survival"
+
+
+def test_a_change_of_costs_alone_retunes_a_threshold() -> None:
+    """The network stays: what contends is the champion with another threshold."""
+    rows = rows_of(100, seed=1)
+    served_one = replace(
+        train.export(train.fit(rows, "payoff"), "s", 0.0, rows.features), version=1
+    )
+    settings = SETTINGS.model_copy(update={"kind": "payoff"})
+    scope = Scope("s", settings, served_one)
+    scope.feed(rows_of(40, seed=5))
+    seat = scope.contest.seats[CALIBRATED]
+    assert seat is not None and seat.origin == "calibrated" and seat.policy.threshold > 0.5
+    assert all(
+        np.array_equal(mine, theirs)
+        for one, other in zip(seat.policy.layers, served_one.layers, strict=True)
+        for mine, theirs in zip(one, other, strict=True)
+    )
+
+
+def test_the_champion_recalibrated_contends_from_the_first_block_on(first: Policy) -> None:
+    scope = Scope("s", SETTINGS, first)
+    scope.feed(rows_of(20, seed=6, sign=-1))
+    seat = scope.contest.seats[CALIBRATED]
+    assert seat is not None and seat.since <= 2 * BLOCK
+    others = rows_of(40, seed=99, sign=-1)
+    moved = scope.calibration.of(first)
+    assert from_bytes(to_bytes(moved), "s").kind == "survival"
+    assert error(moved, others) < 0.8 * error(first, others)
+
+
+def test_steps_are_fewer_where_drafts_come_faster() -> None:
+    settings, steps = SETTINGS.model_copy(update={"buffer_events": 20_000}), []
+    for rate in (10.0, PER_SECOND, 4 * PER_SECOND, 1e6):
+        rows = rows_of(2 * RECENT // 20, seed=3)
+        time = np.arange(len(rows)) / rate
+        scope = Scope("s", settings, frequency_policy("s"))
+        scope.feed(replace(rows, time=time))
+        steps.append(steps_at(scope.buffer))
+    assert steps == [STEPS, STEPS, STEPS // 4, 1]
+    assert steps_at(replaced_times(scope.buffer, 7.0)) == STEPS, "a clock that stands still"
+
+
+def replaced_times(buffer: Buffer, time: float) -> Buffer:
+    rows = buffer.recent(len(buffer))
+    return Buffer(buffer.capacity, replace(rows, time=np.full(len(rows), time)), buffer.total)
 
 
 def error(policy: Policy, rows: Rows) -> float:
@@ -88,7 +151,7 @@ def test_a_new_scope_learns_to_beat_counting() -> None:
     assert scope.promotions == scope.candidates == len(won) and scope.version == len(won)
     others = rows_of(40, seed=98)
     assert error(scope.champion, others) < 0.5 * error(frequency_policy("s"), others)
-    assert scope.mae < 2.0
+    assert scope.skill.figures()["mae"] < 2.0
     last, promotions = scope.champion, scope.promotions
     scope.crown(replace(frequency_policy("s"), version=50))
     scope.crown(last)
@@ -131,13 +194,14 @@ def test_what_a_person_serves_is_learned_on_from(first: Policy) -> None:
     scope.feed(rows_of(60, seed=2))
     scope.crown(replace(first, version=9))
     assert scope.version == 9 and scope.promotions == 0
-    (weight, _), *_ = scope.learners.trainers[CAREFUL].layers()
+    assert scope.learners.trainer is not None
+    (weight, _), *_ = scope.learners.trainer.layers(SLOW)
     assert np.array_equal(weight, first.layers[0][0])
     seat = scope.contest.seats[FIRST]
     assert seat is not None and seat.policy.kind == "frequency"
-    before = scope.learners.trainers[QUICK].weights.copy()
+    before = scope.learners.trainer.weights[FAST].copy()
     scope.crown(replace(first, version=10))
-    assert scope.version == 10 and np.array_equal(scope.learners.trainers[QUICK].weights, before)
+    assert scope.version == 10 and np.array_equal(scope.learners.trainer.weights[FAST], before)
 
 
 FEW_ROWS = from_events(Traffic(seed=2).events(10))

@@ -51,7 +51,7 @@ from pipelines.lab.drift.traffic import (
     lessons,
     traffic,
 )
-from pipelines.lab.replay.study import survival, taught
+from pipelines.lab.replay.study import learned, taught
 from pipelines.lab.replay.traces import files_of, read
 from pipelines.replay.engine import Simulator, Trace
 from pipelines.reports import Step
@@ -110,7 +110,7 @@ class Columns:
 
     def _survival(self, traces: Sequence[Trace], settings: WorkerSettings) -> Policy:
         simulator = Simulator(self.library.token_classes, settings)
-        return survival(taught(simulator, traces), "drift")
+        return learned(taught(simulator, traces), "drift")
 
 
 CONTEXT: Final = 8_192

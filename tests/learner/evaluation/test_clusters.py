@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from river.drift import PageHinkley
 
 from decoder.policy.rule import MODEL
+from learner import checkpoint
 from learner.evaluation import clusters
 from learner.evaluation.clusters import CAP, PATIENCE, SILENCE, Cluster, Clusters
-from learner.evaluation.drift import Alarm, Detector, beyond
-from learner.training.losses import faced
+from learner.evaluation.drift import FEWEST, RISE, SETTLING, SLACK, Alarm, Detector, Watch, beyond
+from learner.training.losses import labels_of
 from learner.training.rows import HELD_OUT, is_held_out
 from tests.events import from_events
 from tests.learner.traffic import Traffic
@@ -99,17 +101,40 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def alarms_of(detector: Detector, numbers: np.ndarray) -> list[Alarm]:
-    return [alarm for row, cluster in enumerate(numbers) for alarm in detector.take([cluster], row)]
+    return [
+        alarm for row, cluster in enumerate(numbers) for alarm in detector.update([cluster], row)
+    ]
 
 
 def stream(draw: np.random.Generator, cache: float, model: float, n: int) -> np.ndarray:
     return draw.normal((cache, model), 1.0, (n, 2))
 
 
-def test_a_careful_learner_that_is_the_better_raises_hardly_an_alarm() -> None:
+def test_a_slow_network_that_is_better_raises_hardly_an_alarm() -> None:
     """An alarm seats a challenger and costs no more than that: it may be as light as this."""
     found = alarms_of(Detector(), stream(np.random.default_rng(1), -0.1, -0.1, 5_000))
     assert len(found) <= 5
+
+
+def test_the_test_is_rivers_whatever_was_written_and_read_between() -> None:
+    """Its state goes through a checkpoint after every number."""
+    draw = np.random.default_rng(7)
+    raised = 0
+    for shift in (0.0, 0.6, -0.5, 1.0, 1.5, 2.0, 3.0):
+        numbers = np.concatenate([draw.normal(0.0, 1.0, 200), draw.normal(shift, 1.0, 200)])
+        watch, test = Watch(), PageHinkley(FEWEST, SLACK, RISE, alpha=1.0, mode="up")
+        test._min_increase = 0.0  # a rise that begins with the first number counts whole
+        for number in numbers.tolist():
+            scale, settled = watch.scale, watch.count >= SETTLING
+            watch = checkpoint.made(Watch, checkpoint.unpack(checkpoint.pack(vars(watch))))
+            alarm = watch.update(number)
+            if settled:
+                test.update(min(max(number / scale, -1.0), 1.0))
+                assert alarm == test.drift_detected
+            if alarm:
+                raised += 1
+                break
+    assert raised >= 3
 
 
 def test_a_change_is_found_in_its_own_stream() -> None:
@@ -129,10 +154,11 @@ def drafted(chances: list[float], seed: int) -> list[Alarm]:
     alarms = []
     for row, chance in enumerate(chances):
         block.model_accepted[:] = np.minimum(draw.geometric(1.0 - chance, 16) - 1, 3)
-        found = faced(block)
-        sums = beyond(np.zeros(16), detector.drafter.weigh(found), found.tried).sum(axis=0)
+        found = labels_of(block)
+        advantages = detector.drafter.update(found)
+        sums = beyond(np.zeros(16), advantages, found.model_tried).sum(axis=0)
         assert np.isfinite(sums).all()
-        alarms += detector.take([np.array([0.0, sums[1]])], row)
+        alarms += detector.update([np.array([0.0, sums[1]])], row)
     return alarms
 
 
@@ -153,4 +179,4 @@ def test_a_drafter_that_never_or_always_fits_has_a_finite_word() -> None:
 def test_clusters_without_a_model_draft_say_nothing_of_it() -> None:
     detector = Detector()
     alarms_of(detector, np.stack([np.ones(100), np.zeros(100)], axis=1))
-    assert detector.watches["model"].taken == 0
+    assert detector.watches["model"].count == 0

@@ -12,6 +12,7 @@ from scipy.stats import binom
 from decoder.contracts.bundle import MAX_DRAFT, frequency_policy
 from decoder.contracts.features import FEATURES
 from decoder.experiment.effect import FEWEST
+from decoder.policy.estimate import predict
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice
 from learner.evaluation.clusters import Cluster
 from learner.evaluation.contest import (
@@ -31,10 +32,12 @@ from learner.evaluation.contest import (
     Regret,
 )
 from learner.evaluation.measured import NOMINAL, Costs, measure, robust_line
-from learner.evaluation.tune import LEAST_RATE, tuned
+from learner.evaluation.skill import FIGURES
+from learner.evaluation.tune import LEAST_RATE, best_threshold, tuned, worth
 from learner.release.registrations import registration_of
 from learner.scope import Scope
 from learner.settings import LearnerSettings
+from learner.training import train
 from learner.training.rows import empty
 from tests.events import from_events
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic, learned
@@ -296,6 +299,8 @@ def test_a_registration_says_what_was_learned_from() -> None:
     times = scope.buffer.recent(2_000).time
     assert (window["time_from"], window["time_to"]) == (times.min(), times.max())
     assert made.tags["target"] == "llama" and made.metrics["gain"] > 0.0
+    assert {*FIGURES, *(f"champion_{name}" for name in FIGURES)} <= made.metrics.keys()
+    assert made.metrics["f1"][-1] > made.metrics["champion_f1"][-1], "drafts born after it"
 
 
 TIMED = from_events(Traffic(seed=2).events(100))
@@ -331,6 +336,31 @@ def test_what_a_model_draft_brings_is_as_it_was_seen_or_as_the_champion_has_it()
     champion = replace(frequency_policy("s"), model_payoff=1.5)
     costs = measure(TIMED)
     assert costs is not None
-    policy = tuned(champion, costs, champion)
+    policy = tuned(champion, costs, champion, TIMED)
     assert policy.use_model and policy.model_payoff == pytest.approx(2.0, abs=0.15)
-    assert tuned(champion, NOMINAL, champion).model_payoff == 1.5
+    assert tuned(champion, NOMINAL, champion, TIMED).model_payoff == 1.5
+
+
+@pytest.mark.parametrize("model_accepted", [0.5, 2.0])
+def test_the_threshold_is_the_best_of_all_by_what_workers_would_decide(
+    model_accepted: float,
+) -> None:
+    rows = from_events(Traffic(seed=3, model_accepted=model_accepted).events(60))
+    raw = train.export(train.fit(rows, "payoff", 3), "s", 6.0, rows.features)
+    costs = measure(rows)
+    assert costs is not None
+    predicted = predict(raw, rows.features)
+    never = replace(raw, threshold=1e9)
+
+    def saved(threshold: float) -> float:
+        """Plain steps, by what the gate judges choices by."""
+        others = [replace(raw, threshold=threshold)]
+        gains, _ = worth(never, others, [False], rows, costs)
+        return float(gains.sum())
+
+    found = tuned(raw, costs, raw, rows)
+    best = max(saved(t) for t in [0.0, *(predicted + 1e-4).tolist()])
+    assert saved(found.threshold) >= best - 1e-6 and best > 0.0
+    assert 0.0 < found.threshold < 24.0
+    alike = replace(rows, features=np.tile(rows.features[:1], (len(rows), 1)))
+    assert best_threshold(raw, alike, costs) != predicted[0], "one prediction has two sides"
