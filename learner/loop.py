@@ -177,13 +177,14 @@ class Learner:
         self._checkpoint_at = now + max(CHECKPOINT_SECONDS, written / CHECKPOINT_BYTES_A_SECOND)
 
     def close(self) -> None:
-        """Let go of leases, broker and registry; saves nothing."""
+        """Let go of leases, broker, registry and store; saves nothing."""
         for part in (
             self.registrar, self.lease, self.source, self.rollouts, self.workers, self.dead,
             self.publisher, self.status, self.group,
         ):  # fmt: skip
             if part is not None:
                 part.close()
+        self.scopes.store.close()
 
     def _knows_anyone(self) -> bool:
         """False where it cannot be told yet whom workers serve: all that lies there would be
@@ -276,9 +277,12 @@ class Learner:
             return
         if not self._seen:
             return
+        wanted = set()
+        for name, scope in self.scopes.awake.items():
+            if (tried := self.rollouts.judge(scope)) is not None:
+                wanted.add((name, tried))
         if current:
             self.rollouts.follow(self.standings)
-        wanted = set()
         for name, standing in self.standings.items():
             scope = self.scopes.awake.get(name)
             if standing.served and scope is not None and scope.version != standing.served:
@@ -326,6 +330,8 @@ class Learner:
         if scope is not None and scope.version != version == served:
             self.scopes.of(name).crown(policy)
             self._checkpoint_at = 0.0
+        elif scope is not None and self.rollouts.judge(scope) == version:
+            self.scopes.of(name).put_on_trial(policy)
 
     def _report(self) -> None:
         self._status_at = time.monotonic() + STATUS_SECONDS
@@ -356,7 +362,7 @@ class Learner:
         decides = scope.champion.parameter_name
         return {
             "scope": name,
-            "events_consumed": self.scopes.entries[name].events,
+            "events_consumed": self.scopes.entries[name],
             "losses": dict(self.scopes.lost.get(name, {})),
             "drafts_consumed": scope.total,
             "share": self.shares.get(name, 1.0),

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import decoder
+import learner
 
 ARGUMENTS, COMPILED_ARGUMENTS, LINES = 7, 6, 50
 ROOMS = (
@@ -43,3 +44,9 @@ def test_no_function_takes_more_than_seven_things_or_fifty_lines() -> None:
     ]
     assert len(paths) > 50
     assert set().union(*map(too_large, paths)) == LARGER
+
+
+def test_nor_does_any_of_the_learner_s() -> None:
+    paths = [*Path(learner.__file__).parent.rglob("*.py")]
+    assert len(paths) > 40
+    assert set().union(*map(too_large, paths)) == set()

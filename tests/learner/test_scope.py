@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint, scopes, state
-from learner.evaluation.contest import CALIBRATED, FIRST, Contestant
+from learner.checkpoint import Store
+from learner.evaluation.contest import CALIBRATED, FIRST, Challenger
 from learner.evaluation.skill import skill_of
 from learner.scope import BLOCK, Scope
 from learner.scopes import Scopes
@@ -41,7 +43,7 @@ def first() -> Policy:
     return replace(train.export(train.fit(rows), "s", 6.0, rows.features), version=1)
 
 
-def served(scope: Scope, rows: Rows, each: int = 100) -> list[Contestant]:
+def served(scope: Scope, rows: Rows, each: int = 100) -> list[Challenger]:
     """Feed ``rows`` and crown whoever wins; who did."""
     won = []
     for at in range(0, len(rows), each):
@@ -218,32 +220,62 @@ def test_a_scope_that_rested_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
             rested.of(other, 25).feed(part)
         assert "mine" not in rested.awake and len(rested.awake) == 3
         never.of("mine", 25).feed(part)
-    assert rested.entries["mine"].events == 200
+    assert rested.entries["mine"] == 200
     assert kept(rested.of("mine")) == kept(never.of("mine"))
 
 
-def test_a_checkpoint_adds_what_came_and_never_writes_the_buffer_anew(tmp_path: Path) -> None:
+def test_a_checkpoint_adds_what_came_and_never_writes_the_buffer_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scopes, "PART", 64)
     settings = settings_in(tmp_path)
     held, never = Scopes(settings), Scopes(settings_in(tmp_path / "never"))
-    written, files, lying = [], 0, 0
+    put, written = held.store.put, Counter[str]()
+
+    def counted(name: str, tree: checkpoint.Tree, *rest: int, **options: int) -> int:
+        written[name] += len(tree.get("time", ()))
+        return put(name, tree, *rest, **options)
+
+    monkeypatch.setattr(held.store, "put", counted)
     for turn in range(60):  # the buffer of 500 comes round three times
         part = FEW_ROWS.take(np.arange(25 * turn, 25 * turn + 25) % len(FEW_ROWS))
         for each in (held, never):
             each.of("mine", 25).feed(part)
         state.save(settings, state.State(held))
-        rows = held.entries["mine"].rows
-        files, lying = max(files, len(rows)), max(lying, len(list(tmp_path.glob("scopes/*"))))
-        written += [last - first for file, first, last in rows[-1:]]
-    assert sum(written) < 4 * 60 * 25 and files < 20 and lying < 30
+    assert written["rows mine"] < 3 * 60 * 25, "each row a few times"
+    assert len(held.store.get("rows mine", below=99)) <= 500 // 64 + 2
     again = state.resumed(settings).scopes
     assert kept(again.of("mine")) == kept(never.of("mine"))
-    (tmp_path / "scopes" / again.entries["mine"].rows[0][0]).write_bytes(b"gone")
+    spoil(held, "rows mine")
     anew = state.resumed(settings).scopes
     assert anew.of("mine").total == 0
     for _ in range(2):  # what begins again is saved again
         anew.of("mine", 25).feed(FEW_ROWS.take(np.arange(25)))
         state.save(settings, state.State(anew))
     assert state.resumed(settings).scopes.of("mine").total == 50
+
+
+def spoil(held: Scopes, name: str) -> None:
+    """As a disk does that returns other bytes than were written."""
+    held.store._write("UPDATE trees SET data = ? WHERE name = ?", b"gone", name)
+    held.store.commit()
+
+
+def test_rows_that_outlive_their_scope_are_no_other_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scopes, "PART", 64)
+    settings = settings_in(tmp_path)
+    held = Scopes(settings)
+    held.of("mine", 400).feed(FEW_ROWS.take(np.arange(400) % len(FEW_ROWS)))
+    state.save(settings, state.State(held))
+    spoil(held, "scope mine")
+    monkeypatch.setattr(Store, "drop", lambda *_, **__: None)
+    anew, never = state.resumed(settings).scopes, Scopes(settings_in(tmp_path / "never"))
+    for each in (anew, never):
+        each.of("mine", 70).feed(FEW_ROWS.take(np.arange(70)))
+    state.save(settings, state.State(anew))
+    assert kept(state.resumed(settings).scopes.of("mine")) == kept(never.of("mine"))
 
 
 def test_a_thousand_names_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,28 +286,26 @@ def test_a_thousand_names_stay_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     for number in range(100):
         held.of(f"made-up-{number}", 2).feed(few)
     assert len(held.awake) == 3 and len(held.entries) == 40
-    for _ in range(2):  # files go once no checkpoint names them
-        state.save(settings, state.State(held))
-    assert len(list((tmp_path / "scopes").iterdir())) == 40
+    state.save(settings, state.State(held))
+    names = held.store._read("SELECT DISTINCT name FROM trees WHERE name LIKE 'scope %'")
+    assert len(names) == 40
     again = state.resumed(settings).scopes
     assert list(again.entries) == [f"made-up-{n}" for n in range(60, 100)] and not again.awake
     assert again.of("made-up-60").total == 2
 
 
-def test_while_checkpoints_fail_files_do_not_pile_up(
+def test_while_checkpoints_fail_the_last_one_stays_and_what_rests_is_counted_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what the last one names, what rests since then, and what is newest all stay."""
     settings, held = settings_in(tmp_path), Scopes(settings_in(tmp_path))
     held.of("one", 10).feed(FEW_ROWS.take(np.arange(10)))
-    for _ in range(2):
-        state.save(settings, state.State(held))
+    state.save(settings, state.State(held))
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "save", full)
+        patched.setattr(held.store, "commit", full)
         for turn in range(10):
             for name in ("one", "two"):
                 held.of(name, 10).feed(FEW_ROWS.take(np.arange(10 * turn, 10 * turn + 10)))
@@ -283,11 +313,16 @@ def test_while_checkpoints_fail_files_do_not_pile_up(
                 state.save(settings, state.State(held))
         for name in "abc":
             held.of(name, 1).feed(FEW_ROWS.take(np.arange(1)))
-        assert "two" not in held.awake and len(list((tmp_path / "scopes").iterdir())) == 5
-    assert state.resumed(settings).scopes.of("one").total == 10
+        assert "two" not in held.awake and "one" not in held.awake
+        assert state.resumed(settings).scopes.of("one").total == 10
+        with pytest.raises(OSError, match="no space"):  # and undoes what rested since
+            state.save(settings, state.State(held))
+    held.of("one", 5).feed(FEW_ROWS.take(np.arange(5)))
+    assert held.lost == {"one": {"disk": 100}}
     state.save(settings, state.State(held))
     again = state.resumed(settings).scopes
-    assert (again.of("one").total, again.of("two").total) == (110, 100)
+    assert (again.of("one").total, again.of("two").total) == (15, 0)
+    assert again.lost == {"one": {"disk": 100}, "two": {"disk": 100}}
 
 
 def test_what_was_consumed_and_is_not_learned_is_counted_by_its_reason(
@@ -302,7 +337,7 @@ def test_what_was_consumed_and_is_not_learned_is_counted_by_its_reason(
 
     def adds_up(scopes: Scopes, name: str) -> bool:
         learned = scopes.of(name).total
-        return scopes.entries[name].events == learned + sum(scopes.lost.get(name, {}).values())
+        return scopes.entries[name] == learned + sum(scopes.lost.get(name, {}).values())
 
     feed(held, "one", 0, 50)
     state.save(settings, state.State(held))
@@ -312,10 +347,10 @@ def test_what_was_consumed_and_is_not_learned_is_counted_by_its_reason(
     feed(held, "one", 80, 20)
     with monkeypatch.context() as full:
 
-        def refused(*_: object) -> None:
+        def refused(*_: object, **__: object) -> None:
             raise OSError(28, "no space left on device")
 
-        full.setattr(checkpoint, "write", refused)
+        full.setattr(held.store, "put", refused)
         for other in "abc":
             feed(held, other, 0, 5)
     assert held.lost == {"one": {"fault": 30, "disk": 20}} and adds_up(held, "one")
@@ -328,7 +363,7 @@ def test_what_was_consumed_and_is_not_learned_is_counted_by_its_reason(
     state.save(settings, state.State(held, offsets={0: 9}))
     again = state.resumed(settings).scopes
     assert adds_up(again, "one") and again.of("one").total == 60
-    (tmp_path / "scopes" / again.entries["one"].file).write_bytes(b"gone")
+    spoil(held, "scope one")
     once_more = state.resumed(settings).scopes
     assert adds_up(once_more, "one") and once_more.of("one").total == 0
     assert once_more.lost["one"] == {"fault": 40, "disk": 20, "side": 7, "damaged": 60}
