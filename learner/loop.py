@@ -295,6 +295,9 @@ class Learner:
                 if any(not unreadable(name, version) for version, _ in self._due(name).values())
             }
         wanted = set()
+        for name, scope in self.scopes.awake.items():
+            if (tried := self.rollouts.judge(scope)) is not None:
+                wanted.add((name, tried))
         for name, standing in part.items():
             scope = self.scopes.awake.get(name)
             if standing.served and scope is not None and scope.version != standing.served:
@@ -353,6 +356,8 @@ class Learner:
         if scope is not None and scope.version != version == served:
             self.scopes.of(name).crown(policy)
             self._checkpoint_at = 0.0
+        elif scope is not None and self.rollouts.judge(scope) == version:
+            self.scopes.of(name).put_on_trial(policy)
 
     def _report(self) -> None:
         self._status_at = time.monotonic() + STATUS_SECONDS

@@ -201,8 +201,8 @@ class Registrar:
         """Whether it can be registered now.
 
         A candidate waits until its scope has a champion, while another is compared, and for a while
-        after a roll-back, or two that are nearly alike would alternate. All wait behind a pin, or
-        each winner meanwhile would become a version.
+        after a roll-back, or two that are nearly alike would alternate. The first policy comes back
+        without that. All wait behind a pin, or each winner meanwhile would become a version.
         """
         scope = registration.policy.scope
         standing = standings.get(scope, Standing(scope))
@@ -210,7 +210,8 @@ class Registrar:
             return False
         if not registration.against:
             return True
-        return standing.served is not None and (not self._trial or self._may_try(standing))
+        tries = self._trial and not registration.is_return
+        return standing.served is not None and (not tries or self._may_try(standing))
 
     def _may_try(self, standing: Standing) -> bool:
         """Whether alias trial is nobody else's, and nothing is compared or was rolled back."""
@@ -301,6 +302,7 @@ class Registrar:
             elif (
                 self._trial
                 and registration.against
+                and not registration.is_return
                 and not self._is_unusable(scope, standing.champion or 0)
             ):
                 if not self._may_try(standing):

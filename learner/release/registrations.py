@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from decoder.contracts.bundle import Policy
-from learner.evaluation.contest import Contestant
+from decoder.contracts.bundle import FIRST, Policy
+from learner.evaluation.contest import Challenger
 from learner.release.registry import Registry, Standing, digest_of
 from learner.scope import Scope
 
@@ -40,6 +40,11 @@ class Registration:
         """Of these one waits: a later winner takes the place of an earlier one."""
         return self.policy.scope, bool(self.against)
 
+    @property
+    def is_return(self) -> bool:
+        """Whether it is the first policy, which comes back at once and is not tried."""
+        return self.params.get("learner") == FIRST
+
 
 @dataclass(frozen=True)
 class Settled:
@@ -50,7 +55,7 @@ class Settled:
     refusal: str
 
 
-def registration_of(scope: Scope, won: Contestant, offsets: Mapping[int, int]) -> Registration:
+def registration_of(scope: Scope, won: Challenger, offsets: Mapping[int, int]) -> Registration:
     """What the registry is told of a candidate that won over the champion of ``scope``, when
     records had been read up to ``offsets``."""
     return Registration(

@@ -17,7 +17,7 @@ from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint, scopes, state
 from learner.checkpoint import Store
-from learner.evaluation.contest import CALIBRATED, FIRST, Contestant
+from learner.evaluation.contest import CALIBRATED, FIRST, Challenger
 from learner.evaluation.skill import skill_of
 from learner.scope import BLOCK, Scope
 from learner.scopes import Scopes
@@ -43,7 +43,7 @@ def first() -> Policy:
     return replace(train.export(train.fit(rows), "s", 6.0, rows.features), version=1)
 
 
-def served(scope: Scope, rows: Rows, each: int = 100) -> list[Contestant]:
+def served(scope: Scope, rows: Rows, each: int = 100) -> list[Challenger]:
     """Feed ``rows`` and crown whoever wins; who did."""
     won = []
     for at in range(0, len(rows), each):

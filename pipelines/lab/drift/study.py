@@ -195,13 +195,17 @@ def _one(
     for name in policies:
         told()
         policy, worker = columns.column(name)
-        learning = Learning.begun(policy) if name == LEARNS else None
+        learning = Learning(policy) if name == LEARNS else None
+        served = learning.scope.champion if learning else policy
         run = decode(
-            sent.requests, costs, policy, worker, library.token_classes,
-            learning.told if learning else None,
+            sent.requests, costs, served, worker, library.token_classes,
+            learning.told if learning else None, learning.interleaver if learning else None,
         )  # fmt: skip
         if learning:
-            run = replace(run, alarms=learning.alarms, promotions=learning.promotions)
+            run = replace(
+                run, alarms=learning.alarms, promotions=learning.promotions,
+                returns=learning.returns, comparisons=learning.ended,
+            )  # fmt: skip
         runs[name] = run
     return figures(scenario, seed, sent, runs)
 
@@ -270,7 +274,7 @@ def stream(
         plain JSON: rows, alarms by kind of draft, and the learner's processor time a row in
         microseconds.
     """
-    learning = Learning.begun(first)
+    learning = Learning(first, "off")
     requests = resampled(sessions, np.random.default_rng([seed, len(sessions)]))
     done, spent, index = 0, 0.0, 0
     while done < length:
