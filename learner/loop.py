@@ -295,8 +295,8 @@ class Learner:
                 if any(not unreadable(name, version) for version, _ in self._due(name).values())
             }
         wanted = set()
-        for name, scope in self.scopes.awake.items():
-            if (tried := self.rollouts.judge(scope)) is not None:
+        for name, learned in self.scopes.awake.items():
+            if (tried := self.rollouts.judge(learned)) is not None:
                 wanted.add((name, tried))
         for name, standing in part.items():
             scope = self.scopes.awake.get(name)
