@@ -330,7 +330,8 @@ def _tokens(pool: Pool) -> int:
     """Tokens in all windows."""
     windows, tokens = pool.windows[pool.windows["mask"] > 0], 0
     for begin, mask, first, end, *_ in windows.tolist():
-        tokens += int(np.count_nonzero(pool.text[begin + (np.arange(first, end) & mask)] != END))
+        text = pool.text[begin + (np.arange(first, end) & mask)]
+        tokens += int(np.count_nonzero(text != END))
     return tokens
 
 
