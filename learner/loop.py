@@ -278,8 +278,8 @@ class Learner:
         if not self._seen:
             return
         wanted = set()
-        for name, scope in self.scopes.awake.items():
-            if (tried := self.rollouts.judge(scope)) is not None:
+        for name, each in self.scopes.awake.items():
+            if (tried := self.rollouts.judge(each)) is not None:
                 wanted.add((name, tried))
         if current:
             self.rollouts.follow(self.standings)
