@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy
 from decoder.contracts.events import EventBatch
 from decoder.contracts.features import FloatArray
 from decoder.contracts.trials import Round
+from decoder.core.choice import choose
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
@@ -171,10 +172,12 @@ def _round_of(finished: FinishedRound, now: float) -> Round:
 
 @dataclass(frozen=True)
 class Worker:
-    """How a policy is served. Without ``adapts`` neither costs, rate nor floor follow anything."""
+    """How a policy is served. Without ``adapts`` neither costs, rate nor floor follow anything. A
+    ``rule`` decides in the policy's place, and learns as it goes."""
 
     settings: WorkerSettings
     adapts: bool = True
+    rule: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,8 @@ def decode(
         told: called when a request is done. Its policy is in force from the next one on.
         interleaver: of the worker.
     """
-    clock, cache = _Clock(), SuffixCache(worker.settings)
+    rule = worker.rule() if worker.rule is not None else None
+    clock, cache = _Clock(rule.update if rule else None), SuffixCache(worker.settings)
     router = DraftRouter(
         cache,
         policy,
@@ -232,6 +236,7 @@ def decode(
         clock,
         True,
         model_draft_tokens=worker.settings.model_draft_tokens,
+        rule=rule or choose,
         costs=_RecordedCosts(costs[0], live=worker.adapts),
         floor=Floor(True) if worker.adapts else None,
         interleaver=interleaver,
@@ -264,8 +269,8 @@ class _RecordedCosts(LiveCosts):
 class _Clock(EventLog):
     """Time of the recorded service, by which events are dated: the router's sink."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, update: Callable[[NDArray[Any]], None] | None) -> None:
+        super().__init__(update)
         self.now_us = 0.0
         self.steps: dict[int, tuple[float, float]] = {}  # when and how long, by position
 

@@ -6,6 +6,8 @@ name             policy                                                         
 frozen           all features, survival by the rate rule, and what a worker adapts   no
 first            the policy that any scope begins with                               no
 adaptive         ``first``, with the learner                                         yes
+river-linear     an online linear regression of river                                itself
+river-tree       a Hoeffding tree of river                                           itself
 refit            as ``frozen``, trained on other traffic like that since the change  no
 ===============  ==================================================================  =======
 
@@ -51,12 +53,13 @@ from pipelines.lab.drift.traffic import (
     lessons,
     traffic,
 )
+from pipelines.lab.replay.regressions import RIVALS
 from pipelines.lab.replay.study import learned, taught
 from pipelines.lab.replay.traces import files_of, read
 from pipelines.replay.engine import Simulator, Trace
 from pipelines.reports import Step
 
-NAMES: Final = ("frozen", "first", "adaptive", "refit")
+NAMES: Final = ("frozen", "first", "adaptive", *RIVALS, "refit")
 KNOWN: Final = 100
 """Generations that were there to train on before the change."""
 OTHERS: Final = 200
@@ -103,6 +106,8 @@ class Columns:
         if name == "refit":
             traces = lessons(self.scenario.later, self.library, self.seed, OTHERS)
             return self._survival(traces, self.served), ours
+        if name in RIVALS:
+            return RIVALS[name].policy, replace(ours, rule=RIVALS[name].rule)
         return self.first, ours
 
     def _known(self) -> list[Trace]:

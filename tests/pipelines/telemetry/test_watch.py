@@ -14,7 +14,7 @@ from decoder.contracts.settings import KafkaSettings
 from pipelines.cli import app
 from pipelines.telemetry.watch import OTHERS, WORKLOADS, Change, Followed, follow
 from tests.events import encode_events
-from tests.pipelines.telemetry.conftest import NOW, ONE, OTHER, produce
+from tests.pipelines.telemetry.conftest import NOW, ONE, produce
 from tests.pipelines.watch.records import event
 
 
