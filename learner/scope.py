@@ -200,8 +200,10 @@ class Scope:
         policy = policy.with_probes(likely[-BLOCK:])
         learned = recent.take(sound & (recent.session % HELD_OUT != 0))
         policy = tuned(policy, self._costs, self.champion, learned)
-        made = {"version": 0, "publication": 0, "share": 0.0, "scope": self.name, "role": CHAMPION}
-        policy = replace(policy, **made, provenance={"origin": "learner"})
+        policy = replace(
+            policy, version=0, publication=0, share=0.0, scope=self.name, role=CHAMPION,
+            provenance={"origin": "learner"},
+        )  # fmt: skip
         self.contest.seats[seat] = Challenger(policy, self.buffer.total, origin)
 
     def _decide(self) -> None:

@@ -316,8 +316,11 @@ class DraftRouter:
         self.counters.probes = self._probing.taken
         draft_us = self.timer.end_choice(variant, self._num_tracked)
         self.counters.choose_us.append(draft_us)
+        block = "", -1
+        if variant is not None and self.interleaver is not None:
+            block = variant.name, self.interleaver.number
         self.requests.event[:] = self.requests.sink.step(
-            policy, variant.name if variant is not None else "",
+            policy, block,
             self.rate.value if policy.kind == "survival" else policy.threshold, time.time(),
             step.batch_size, draft_us,
         )  # fmt: skip

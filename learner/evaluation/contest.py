@@ -177,13 +177,6 @@ class Contest:
             else:
                 self.seats[TRIED] = Challenger(policy, row, "trial")
 
-    def labels_of(self, digest: str) -> Effect | None:
-        """Rate of the policy ``digest`` over the champion's by labels, where it has a seat."""
-        for one in (self.seats[TRIED], self.seats[WON]):
-            if one is not None and one.policy.digest == digest:
-                return one.gain()
-        return None
-
     def advantages(self, rows: Rows, costs: Costs) -> Floats:
         """Float64 [n, COLUMNS]: plain steps that each seat's choices at ``rows`` save over the
         champion's, 0 where nobody sits, and those that the champion's take."""

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.bundle import Policy
-from decoder.policy.estimate import decide_each, estimate, estimate_alike, predict
+from decoder.policy.estimate import decide_each, estimate, estimate_each, predict
 from decoder.policy.pricing import part_of
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice
 from learner.evaluation.measured import Costs, Floats
@@ -93,7 +93,7 @@ def _chosen(policies: Sequence[Policy], rows: Rows, costs: Costs, rates: Floats)
         for (_, alone), places in alike.items():
             one = policies[places[0]]
             found = (
-                estimate_alike([policies[place] for place in places], rows.features)
+                estimate_each([policies[place] for place in places], rows.features)
                 if alone < 0
                 else estimate(one, rows.features)
             )

@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 FOLLOW_SECONDS: Final = 3.0
 """How soon an alias that a person moved is noticed; one query of the registry a page of models."""
 RETRY_SECONDS: Final = 15.0
+RESTS: Final = 4.0
+"""Times the processor's time that listing the models took: of ten thousand that is seconds, in
+which the learner's loop stands still."""
 TRIES: Final = 10
 """After so many a move is given up; a registration is counted as refused, and waits."""
 LONGEST_PAUSE_SECONDS: Final = 600.0
@@ -89,6 +92,7 @@ class Registrar:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        self._rest_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="hvd-registrar", daemon=True)
 
     def start(self) -> None:
@@ -164,13 +168,16 @@ class Registrar:
             except Exception:  # a bug here must not leave a learner that never promotes again
                 pause = RETRY_SECONDS
                 log.exception("the registry's thread failed and goes on")
+            self._stopping.wait(self._rest_seconds)
             self._wake.wait(pause)
             if pause == RETRY_SECONDS:
                 self._stopping.wait(min(pause, 1.0))  # what is handed over must not hurry outages
             self._wake.clear()
 
     def _turn(self) -> None:
+        began = time.thread_time()
         standings = self._registry.standings()  # raises when MLflow is away, and then all wait
+        self._rest_seconds = RESTS * (time.thread_time() - began)
         with self._lock:
             moves, asked = list(self._moves), sorted(self._asked)
         for move in moves:
@@ -361,6 +368,10 @@ class Registrar:
             if digest in (registration.against, digest_of(registration.policy)):
                 return ""  # or it was made champion already, before we were cut off
         return operator_override(standing)
+
+    def is_unreadable(self, scope: str, version: int) -> bool:
+        """Whether it could not be read when it was asked for last. Any thread may ask."""
+        return (scope, version) in self._unusable
 
     def _is_unusable(self, scope: str, version: int) -> bool:
         """Whether it could not be read, and cannot now: what keeps it may only have been away."""

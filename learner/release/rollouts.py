@@ -12,10 +12,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from decoder.contracts.bundle import TRIAL, Policy
-from decoder.contracts.errors import BrokerError, ContractError
+from decoder.contracts.errors import ContractError
 from decoder.contracts.trials import decode_round
 from decoder.experiment.effect import UNKNOWN
 from decoder.limited_log import LimitedLog
@@ -34,6 +35,9 @@ from learner.scopes import beginning
 from learner.settings import LearnerSettings
 
 log = logging.getLogger(__name__)
+
+ROUNDS_SECONDS: Final = 0.2
+"""For the rounds of one turn."""
 
 
 class Rollouts:
@@ -87,8 +91,7 @@ class Rollouts:
         """Take in the rounds that have come, once it is known what they are about."""
         if not self._followed:
             return
-        records = self.source.poll(0.0)
-        for record in records:
+        for record in self.source.taken(0.0, ROUNDS_SECONDS):
             try:
                 played = decode_round(record.value)
             except ContractError as error:
@@ -102,7 +105,6 @@ class Rollouts:
             rollout = self.of.get(played.scope)
             if rollout is not None:
                 rollout.take(played, time.time())
-        self.source.done(records)
 
     def follow(self, standings: Mapping[str, Standing]) -> None:
         """Take in where the aliases stand, decide what is ripe, and withdraw what is over.
@@ -138,8 +140,9 @@ class Rollouts:
         return None
 
     def published(self, policy: Policy) -> None:
-        """What was due lies there."""
-        self.of[policy.scope].published(policy.publication, time.time())
+        """What was due lies there, unless something else is due by now."""
+        if (policy.version, policy.share) == self.due(policy.scope):
+            self.of[policy.scope].published(policy.publication, time.time())
 
     def moved(self, done: Moved) -> None:
         """What an outcome asked for is done, or was refused for a person's sake."""
@@ -193,10 +196,8 @@ class Rollouts:
         over = one is None or outcome is not None
         lies = lies and not self._publisher.waits(scope, TRIAL)
         if over and lies and self._lease.holds(scope, MARGIN_SECONDS):
-            try:
-                self._publisher.withdraw(scope, TRIAL)
-            except BrokerError as error:
-                self._limited_log.warning("%s; tried again", error)
+            term = partial(self._lease.term, scope, MARGIN_SECONDS)
+            self._publisher.begin(scope, TRIAL, term)
 
     def _give_up(self, scope: str, rollout: Rollout) -> None:
         """End a comparison that failed; called where an exception is handled. The champion stays,

@@ -77,8 +77,8 @@ def losses(kind: Kind, outputs: torch.Tensor, labels: Labels) -> torch.Tensor:
         labels: tensors.
     """
     if kind == "survival":
-        found: torch.Tensor = labels.at_risk * softplus(outputs) - labels.events * outputs
-        return found.sum(dim=-1)
+        nats: torch.Tensor = labels.at_risk * softplus(outputs) - labels.events * outputs
+        return nats.sum(dim=-1)
     return _error(outputs, labels).square()
 
 

@@ -1,4 +1,4 @@
-"""Methods that only the laboratory decides by, beside those of the reference engine.
+"""Decoding methods by name, for the reference engine and the replay.
 
 ``buckets``: payoffs of cache drafts counted by where they came from, and nothing learned beside.
 What vLLM's suffix decoding does after 0.33, with a model draft in the place of no draft: counts by
@@ -10,22 +10,26 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
+from math import inf
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy, frequency_policy
-from decoder.contracts.features import FEATURES, FloatArray
+from decoder.contracts.errors import EngineError
+from decoder.contracts.features import FEATURES, NUM_FEATURES, FloatArray
 from decoder.core.choice import Chosen, Step, choose
-from decoder.engines.reference import method as reference
-from decoder.engines.reference.method import ALWAYS, Maker, Method
+from decoder.engines.reference.method import Method
 from decoder.policy.loops import Terms, draft_length, share_out, yields_of_places
 from decoder.policy.pricing import value_of
 from pipelines.replay.events import EventLog
 
+NEVER, ALWAYS = inf, 0.0
+"""Thresholds of policies that verify no cache draft, and every one."""
+PAPER_FACTOR: Final = 1.0
+"""Draft tokens for each matched token, of the baselines (paper, Table 7)."""
 HALVES: Final = 1024
 """Steps after which counts lose half their weight."""
 MATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -91,13 +95,68 @@ def priced(drafts: FloatArray, step: Step) -> Chosen:
     return Chosen(k or step.model_len)
 
 
-METHODS: Final[Mapping[str, Maker]] = {
-    **reference.METHODS,
-    "buckets": lambda p, t, k: Method("buckets", frequency_policy("", ALWAYS), rule=Buckets),
+def _counting(threshold: float) -> Policy:
+    return frequency_policy("", threshold)
+
+
+def _learned(policy: Policy | None) -> Policy:
+    if policy is None:
+        raise EngineError("method 'hybrid' decides by a learned policy: give it one.")
+    return policy
+
+
+def _matched(least: int) -> Policy:
+    """Choose the cache draft where at least ``least`` tokens of context matched."""
+    weight = np.zeros((NUM_FEATURES, 1), np.float32)
+    weight[FEATURES.index("match_len")] = 2.0  # steep enough for every draft to reach 0.5
+    bias = np.array([1.0 - 2.0 * least], np.float32)
+    return Policy("", 0, 0.5, layers=((weight, bias),))
+
+
+def _baseline(name: str, policy: Policy, model: bool = True) -> Method:
+    return Method(name, policy, model, draft_factor=PAPER_FACTOR)
+
+
+Maker = Callable[[Policy | None, float | None, int], Method]
+
+METHODS: Final[dict[str, Maker]] = {
+    "greedy": lambda p, t, k: Method("greedy", _counting(NEVER), False, cache=False),
+    "eagle3": lambda p, t, k: Method("eagle3", _counting(NEVER), cache=False),
+    "suffix": lambda p, t, k: _baseline("suffix", _counting(ALWAYS), False),
+    "frequency": lambda p, t, k: _baseline("frequency", _counting(2.0 if t is None else t)),
+    "arctic": lambda p, t, k: _baseline("arctic", _counting(k)),
+    "match4": lambda p, t, k: _baseline("match4", _matched(4)),
+    "hybrid": lambda p, t, k: Method("hybrid", _learned(p)),
+    "buckets": lambda p, t, k: Method("buckets", _counting(ALWAYS), rule=Buckets),
 }
-"""Makers by name. ``buckets`` drafts as the worker does."""
-method = partial(reference.method, makers=METHODS)
-"""The method of a name, of these."""
+"""Makers by name. ``frequency`` is the paper's rule (counted score against a threshold), ``arctic``
+ArcticInference's (score against the length ``k`` of a model draft), ``match4`` TensorRT-LLM's (at
+least four tokens matched); ``hybrid`` is the learned policy. The baselines draft with the options
+of the paper's Table 7, ``hybrid`` and ``buckets`` with the worker's."""
+
+
+def method(
+    name: str,
+    *,
+    policy: Policy | None = None,
+    threshold: float | None = None,
+    k: int = 4,
+) -> Method:
+    """The method called ``name``.
+
+    Args:
+        policy: for ``hybrid``, which needs one.
+        threshold: for ``frequency``, tokens of counted score; 2 by default.
+        k: for ``arctic``, the required score.
+
+    Raises:
+        EngineError: there is no such method, or the learned policy is missing.
+    """
+    try:
+        maker = METHODS[name]
+    except KeyError:
+        raise EngineError(f"no method {name!r}: there are {', '.join(METHODS)}.") from None
+    return maker(policy, threshold, k)
 
 
 def deciding(method: Method) -> tuple[EventLog, Callable[..., Chosen]]:

@@ -52,7 +52,8 @@ def export(
         return print_json({"folder": str(folder), "files": files, "rows": found.rows, **counts})
     return _say(
         f"{found.rows} rows in {files} file{'s' * (files != 1)} of {folder}; {counts['records']} "
-        f"records read, {counts['refused']} refused, {counts['unreadable']} that cannot be unpacked"
+        f"records read, {counts['refused']} refused, {counts['unreadable']} that cannot be "
+        f"unpacked, {counts['removed']} removed by age"
     )
 
 

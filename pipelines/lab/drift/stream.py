@@ -32,6 +32,7 @@ from decoder.experiment.variants import Variant
 from decoder.policy.pricing import CostTable, step_time
 from decoder.policy.rule import ARMS
 from decoder.settings import WorkerSettings
+from learner.evaluation.contest import TRIED
 from learner.release.comparison import Comparison, Kind
 from learner.scope import Scope
 from learner.settings import LearnerSettings
@@ -116,7 +117,8 @@ class Learning:
         for each in rounds:
             one.take(_round_of(each, self._now), self._now)
         one.hear(self._now)
-        one.labels = self.scope.contest.labels_of(tried.digest) or UNKNOWN
+        judged = self.scope.contest.seats[TRIED]
+        one.labels = UNKNOWN if judged is None else judged.gain()
         outcome = one.outcome(self.settings)
         if outcome is None:
             if (share := one.wider(self.settings)) != one.share:

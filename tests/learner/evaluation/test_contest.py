@@ -137,13 +137,12 @@ def test_who_passed_goes_on_being_judged_on_trial_and_another_may_win_meanwhile(
     assert contest.accept(0, 100) is one and contest.seats[0] is None
     contest.put_on_trial(replace(learned(), version=7), 100)
     assert contest.seats[TRIED] is one and one.policy.version == 7 and contest.seats[WON] is None
-    labels = contest.labels_of(learned().digest)
-    assert labels is not None and labels.low > 1.0 and labels.pairs == 20
+    assert one.gain().low > 1.0 and one.gain().pairs == 20
     other = frequency_policy("s", 9.0)
     contest.seats[1] = Challenger(other, 0, "quick")
     gained(contest, 1, 20)
     assert contest.accept(1, 100).policy is other and contest.seats[TRIED] is one
-    assert one.judged == 40 and contest.labels_of(COUNTING.digest) is None
+    assert one.judged == 40
     contest.put_on_trial(frequency_policy("s", 5.0), 200)  # a person's: judged from here on
     tried = contest.seats[TRIED]
     assert tried is not None and (tried.judged, tried.since) == (0, 200)

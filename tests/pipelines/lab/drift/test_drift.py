@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.errors import TraceError
-from decoder.engines.reference.method import Method, method
+from decoder.engines.reference.method import Method
 from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
 from learner.training.rows import Rows
@@ -46,6 +46,7 @@ from pipelines.lab.drift.traffic import (
 )
 from pipelines.lab.replay.traces import Trace
 from pipelines.replay.engine import Simulator, model_acceptance
+from pipelines.replay.rivals import method
 from tests.events import from_events
 from tests.learner.traffic import Traffic as Taught
 from tests.pipelines.lab.replay.samples import (
@@ -188,6 +189,23 @@ def test_a_policy_told_is_in_force_from_the_next_request_on() -> None:
     found = decode(asked, [COSTS], COUNTING, Worker(SETTINGS, False), token_classes(), told)
     whole, half = (served(asked[:n]).cycles[2] for n in (6, 3))
     assert 0 < half == found.cycles[2] < whole
+
+
+def test_what_won_is_tried_in_recorded_time_and_then_served() -> None:
+    never, better = frequency_policy("drift", 1e9), frequency_policy("drift", 2.0)
+    learning, asked = Learning(never), requests(copying_traces(1, 120))
+    learning._waiting = better
+    found = decode(
+        asked, [COSTS], learning.scope.champion, Worker(SETTINGS), token_classes(),
+        learning.told, learning.interleaver,
+    )  # fmt: skip
+    totals = learning.interleaver.totals
+    assert totals["trial"].us == pytest.approx(totals["trial"].cost_us, rel=0.05)
+    promoted, word = learning.ended[0]
+    assert word == "trial: promote" and learning.promotions[0] == promoted
+    before, after = found.rate(np.arange(120) < 12), found.rate(np.arange(120) > promoted)
+    assert after > 1.1 * before
+    assert sum(total.us for total in totals.values()) <= found.us.sum() * 1.001
 
 
 BEFORE, AFTER = 60, 240
