@@ -68,10 +68,14 @@ class Learning:
     ``ended`` those after which a comparison ended, with its outcome.
     """
 
-    def __init__(self, champion: Policy, rollout: Literal["auto", "off"] = "auto") -> None:
-        """A new scope that begins with ``champion``; with ``off`` what wins is served at once."""
+    def __init__(
+        self, champion: Policy, rollout: Literal["auto", "off"] = "auto",
+        kind: Literal["survival", "payoff"] = "survival",
+    ) -> None:  # fmt: skip
+        """A new scope that begins with ``champion`` and trains networks of ``kind``; with ``off``
+        what wins is served at once."""
         # all is learned from: recordings outrun a clock
-        self.settings = LearnerSettings(rows_per_second=1e9, rollout=rollout)
+        self.settings = LearnerSettings(rows_per_second=1e9, rollout=rollout, kind=kind)
         first = replace(champion, scope="drift", version=1)
         self.scope = Scope("drift", self.settings, first)
         self.policies: dict[str, Policy] = {}
