@@ -10,7 +10,7 @@ import numpy as np
 
 from decoder.contracts.bundle import Policy
 from decoder.policy.estimate import decide_each, estimate, estimate_alike, predict
-from decoder.policy.pricing import part_of
+from decoder.policy.pricing import cost_shares
 from decoder.policy.rule import CACHE, NONE, Choice
 from learner.measured import Costs, Floats
 from learner.rows import UNKNOWN, Rows
@@ -37,7 +37,7 @@ def worth(
     Args:
         least: relative gain [others] of the champion's time that is asked of each.
     """
-    plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
+    plain = cost_shares(costs.situation.costs, rows.batch_size, 0, 0)
     rates = _rates(rows, costs, plain)
     choice = _chosen([champion, *others], rows, costs, rates)
     committed, time = costs.outcome(rows, choice)

@@ -19,10 +19,10 @@ import torch
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.core.costs import LiveCosts
+from decoder.core.guards.prefill_budget import PrefillBudget
 from decoder.engines.vllm.requirements import longest_draft, within
 from decoder.engines.vllm.v1.adapter import V1Adapter
 from decoder.engines.vllm.v1.drafter import LateDrafter
-from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
 from tests.decoder.simulated import trusting_policy

@@ -18,7 +18,6 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.events import EventBatch
 from decoder.contracts.features import FloatArray
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import CostTable, step_time
@@ -115,16 +114,9 @@ def decode(
         told: called when a request is done. Its policy is in force from the next one on.
     """
     clock, cache = _Clock(), SuffixCache(worker.settings)
-    router = DraftRouter(
-        cache,
-        policy,
-        token_classes,
-        clock,
-        True,
-        model_draft_tokens=worker.settings.model_draft_tokens,
-        costs=_RecordedCosts(costs[0], live=worker.adapts),
-        floor=Floor(True) if worker.adapts else None,
-    )
+    k = worker.settings.model_draft_tokens
+    router = DraftRouter(cache, policy, token_classes, clock, model_len=k, guarded=worker.adapts)
+    router.costs = _RecordedCosts(costs[0], live=worker.adapts)
     made = Run.of(len(requests))
     engine = Engine(router, cache, [r.trace for r in requests], usual=False)
     for index, request in enumerate(requests):

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from decoder.core.guards.prefill_budget import PrefillBudget
 from decoder.engines.vllm.adapter import Adapter
 from decoder.engines.vllm.batch_step import BatchStep, EngineLimits
 from decoder.engines.vllm.plan import Plan
 from decoder.engines.vllm.v1.drafter import MUCH, LateDrafter
-from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
 
 
 class V1Adapter(Adapter):
@@ -152,8 +152,8 @@ class V1Adapter(Adapter):
         if self.reading is None or self.worker is None:
             return
         router, table = self.worker.router, self.worker.router.costs.table
-        if router.worth_us is not None:
-            self.reading.observe(tokens, table.slope, router.worth_us, table.time(rows))
+        if router.model_gain_us is not None:
+            self.reading.observe(tokens, table.slope, router.model_gain_us, table.time(rows))
 
 
 def step_of(

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.trials import MODEL
+from decoder.core.guards.prefill_budget import PrefillBudget
 from decoder.engines.vllm.hooks import adapter_of
 from decoder.engines.vllm.requirements import reads_with_positions_alone
 from decoder.engines.vllm.v1.drafter import LateDrafter
-from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
 from decoder.settings import WorkerSettings
 
 if TYPE_CHECKING:

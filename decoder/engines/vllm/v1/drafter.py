@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoder.engines.vllm.v1.prefill_budget import SAMPLE
+from decoder.core.guards.prefill_budget import SAMPLE
 
 UNREAD: Final = 128
 """Most deferred tokens: their hidden states stay in memory, and prefilling them takes time."""
