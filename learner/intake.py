@@ -1,7 +1,7 @@
 """``python -m learner.intake``: what draft events teach, from topic to topic, until it is told.
 
 As many as there are partitions share ``hvd.drafts.v2`` out by a consumer group. Each record goes
-through :class:`learner.lessons.Intake`, the same that a learner calls where both are one process,
+through :class:`learner.ingest.lessons.Intake`, which a learner calls where both are one process,
 and what it teaches goes to ``hvd.lessons.v2`` under its scope. Offsets are committed behind what
 was delivered: a record may be sent twice, and those who learn know it again.
 """
@@ -27,14 +27,15 @@ from decoder.contracts.topics import DRAFTS, LESSONS
 from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
 from learner import topics
 from learner.__main__ import main
-from learner.group import Group
-from learner.lessons import Intake, Lessons, encode_lessons
+from learner.ingest.dead_letters import DeadLetters
+from learner.ingest.group import Group
+from learner.ingest.lessons import Intake, Lessons, encode_lessons
+from learner.ingest.shares import Shares
+from learner.ingest.source import RETRY_SECONDS, EventSource, Fetched
+from learner.ingest.workers import Workers
 from learner.page import Vitals, serving
-from learner.publish import DeadLetters, StatusProducer
 from learner.settings import LearnerSettings
-from learner.shares import Shares
-from learner.source import RETRY_SECONDS, EventSource, Fetched
-from learner.workers import Workers
+from learner.status import StatusProducer
 
 log = logging.getLogger(__name__)
 

@@ -21,26 +21,28 @@ from decoder.contracts.bundle import CHAMPION, TRIAL, Policy
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
-from decoder.contracts.topics import LESSONS
+from decoder.contracts.topics import LESSONS, TRIALS
 from decoder.kafka.clients import AWAY
 from decoder.limited_log import LimitedLog
 from learner import state, topics
-from learner.group import Group
 from learner.home import holder_of, occupied
+from learner.ingest.dead_letters import DeadLetters
+from learner.ingest.group import Group
+from learner.ingest.lessons import Intake, Lessons
+from learner.ingest.shares import Shares
+from learner.ingest.source import RETRY_SECONDS, EventSource
+from learner.ingest.workers import Workers
 from learner.lease import MARGIN_SECONDS, Lease
-from learner.lessons import Intake, Lessons
 from learner.page import Vitals, serving
-from learner.publish import DeadLetters, PolicyPublisher, StatusProducer
-from learner.registrar import Registrar
-from learner.registrations import KEPT, Answer, Moved, Registration, registration_of
-from learner.registry import Registry, Standing
-from learner.rollouts import Rollouts
+from learner.release.publish import PolicyPublisher
+from learner.release.registrar import Registrar
+from learner.release.registrations import KEPT, Answer, Moved, Registration, registration_of
+from learner.release.registry import Registry, Standing
+from learner.release.rollouts import Rollouts
 from learner.scope import Scope
 from learner.scopes import beginning
 from learner.settings import LearnerSettings
-from learner.shares import Shares
-from learner.source import RETRY_SECONDS, EventSource
-from learner.workers import Workers
+from learner.status import StatusProducer
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +90,11 @@ class Learner:
             trial=settings.rollout != "off", keep=settings.keep_versions,
         )  # fmt: skip
         self.publisher = PolicyPublisher(kafka, resumed.published)
+        rounds = EventSource(kafka, resumed.round_offsets, topic=TRIALS, marks=resumed.round_marks)
         self.rollouts = Rollouts(
-            settings, kafka, self.lease, self.publisher, self.registrar, resumed
-        )
+            settings, self.lease, self.publisher, self.registrar, rounds,
+            resumed.rollouts, resumed.round_sequences,
+        )  # fmt: skip
         self.status = StatusProducer(kafka)
         self.vitals = Vitals()
         self.standings: Mapping[str, Standing] = {}

@@ -15,17 +15,17 @@ import numpy as np
 
 from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
-from learner import train
 from learner.checkpoint import Tree, made
-from learner.clusters import Clusters
-from learner.contest import FIRST, SEATS, Contest, Contestant
-from learner.drift import STREAMS, Alarm, Detector, beyond
-from learner.learners import NAMES, QUICK, Learners
-from learner.losses import faced
-from learner.measured import NOMINAL, Costs, measure
-from learner.rows import Buffer, Rows, empty, joined
+from learner.evaluation.clusters import Clusters
+from learner.evaluation.contest import FIRST, SEATS, Contest, Contestant
+from learner.evaluation.drift import STREAMS, Alarm, Detector, beyond
+from learner.evaluation.measured import NOMINAL, Costs, measure
+from learner.evaluation.tune import error_of, tuned
 from learner.settings import LearnerSettings
-from learner.tune import error_of, tuned
+from learner.training import train
+from learner.training.learners import NAMES, QUICK, Learners
+from learner.training.losses import faced
+from learner.training.rows import Buffer, Rows, empty, joined
 
 BLOCK: Final = 64
 EVIDENCE: Final = 2 * SEATS

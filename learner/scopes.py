@@ -19,9 +19,9 @@ from decoder.contracts.bundle import FIRST, Policy, frequency_policy
 from decoder.contracts.errors import ContractError
 from decoder.policy.first import first_or_counting
 from learner import checkpoint
-from learner.rows import Rows, empty, joined
 from learner.scope import Scope
 from learner.settings import LearnerSettings
+from learner.training.rows import Rows, empty, joined
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from learner import checkpoint
-from learner.registrations import Registration
-from learner.rollout import Rollout
+from learner.ingest.sequences import Sequences
+from learner.ingest.source import Mark
+from learner.release.registrations import Registration
+from learner.release.rollout import Rollout
 from learner.scopes import Files, Scopes
-from learner.sequences import Sequences
 from learner.settings import LearnerSettings
-from learner.source import Mark
 
 log = logging.getLogger(__name__)
 

@@ -51,15 +51,17 @@ def pytest_sessionstart() -> None:
 
 
 LONGEST = (
-    "engines/test_contract.py", "pipelines/lab/bench/test_gpu.py", "learner/test_rollouts.py",
-    "pipelines/lab/drafter/test_training.py", "packaging/test_build.py",
+    "engines/test_contract.py", "pipelines/lab/bench/test_gpu.py",
+    "learner/release/test_rollouts.py", "pipelines/lab/drafter/test_training.py",
+    "packaging/test_build.py",
     "pipelines/serve/test_command.py", "pipelines/lab/replay/test_rules.py",
     "pipelines/lab/replay/test_command.py", "pipelines/telemetry/test_export.py",
     "decoder/test_compiled.py", "pipelines/lab/drift/test_drift.py",
     "pipelines/watch/test_page.py", "decoder/telemetry/test_supervisor.py",
-    "learner/test_meanwhile.py", "packaging/test_dependencies.py", "engines/test_vllm_reading.py",
+    "learner/release/test_meanwhile.py", "packaging/test_dependencies.py",
+    "engines/test_vllm_reading.py",
     "pipelines/policy/test_policy.py", "pipelines/lab/bench/serve/test_run.py",
-    "pipelines/lab/bench/test_cli.py", "learner/test_loop.py", "learner/test_power.py",
+    "pipelines/lab/bench/test_cli.py", "learner/test_loop.py", "learner/evaluation/test_power.py",
     "pipelines/stack/test_supervision.py",
 )  # fmt: skip
 """Files that begin first: one that began last would keep all testers but its own waiting."""
@@ -92,8 +94,8 @@ PATIENCE_S = 60
 PATIENT = (
     "decoder.kafka.clients.CONNECT_MS", "decoder.kafka.clients.CLOSE_S",
     "decoder.kafka.compacted.REQUEST_MS",
-    "learner.intake.DELIVERY_MS", "learner.workers.PATIENCE_SECONDS",
-    "learner.topics.REQUEST_MS", "learner.publish.ACK_SECONDS",
+    "learner.intake.DELIVERY_MS", "learner.ingest.workers.PATIENCE_SECONDS",
+    "learner.topics.REQUEST_MS", "learner.release.publish.ACK_SECONDS",
     "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.supervisor.CLOSE_TIMEOUT_S",
     "decoder.telemetry.supervisor.START_TIMEOUT_S", "decoder.telemetry.supervisor.LAST_S",
 )  # fmt: skip

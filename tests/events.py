@@ -10,7 +10,7 @@ import numpy as np
 from decoder.contracts.events import Arm, EventBatch, Origin, encode_batch
 from decoder.contracts.features import NUM_FEATURES, FloatArray
 from decoder.contracts.fields import FIELDS, NUMBERS, STRINGS
-from learner.rows import Rows, from_batch
+from learner.training.rows import Rows, from_batch
 from pipelines.replay.events import ORIGIN, EventLog
 
 

@@ -21,7 +21,7 @@ from decoder.contracts.masking import masked, masked_variables, without_login
 from decoder.contracts.settings import KafkaSettings
 from decoder.kafka.tokens import Tokens
 from learner.__main__ import main
-from learner.registry import Registry
+from learner.release.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines import doctor
 from pipelines.stack.running import TRACKING_VARIABLE
@@ -145,7 +145,9 @@ def test_a_learners_log(
         try:
             raise ValueError(f"no answer of {address}")
         except ValueError as error:
-            logging.getLogger("learner.registry").exception("could not list models: %s", error)
+            logging.getLogger("learner.release.registry").exception(
+                "could not list models: %s", error
+            )
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(logging.root, "handlers", [])

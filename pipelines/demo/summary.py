@@ -202,7 +202,7 @@ def _choice(summary: Summary) -> str:
     virtual = summary["virtual"].get("kinds", {})
     for kind, ends in summary["best_and_worst"].items():
         found = [summary["uplift"][f"over_{side}"]["kinds"][kind] for side in ends or ()]
-        if ends and (kind not in virtual or all(map(is_told, found))):
+        if ends and (not virtual or (kind in virtual and all(map(is_told, found)))):
             (best, beside), (worst, over) = (
                 (NAMES[s], _interval(o)) for s, o in zip(ends, found, strict=True)
             )

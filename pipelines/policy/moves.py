@@ -12,9 +12,9 @@ from typing import Any, Final
 from decoder.contracts.bundle import CHAMPION, Policy
 from decoder.contracts.errors import ModelError, RegistryError
 from decoder.policy.probes import from_bytes
-from learner.registry import Registry, Standing, Version
-from learner.registry.connection import database_of
-from learner.registry.moves import Move
+from learner.release.registry import Registry, Standing, Version
+from learner.release.registry.connection import database_of
+from learner.release.registry.moves import Move
 from learner.settings import LearnerSettings
 
 

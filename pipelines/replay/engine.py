@@ -25,7 +25,7 @@ from decoder.engines.reference.method import Method
 from decoder.policy.pricing import NOMINAL, CostTable, Floats, cost_shares
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
-from learner.rows import Rows, from_batch
+from learner.training.rows import Rows, from_batch
 from pipelines.replay.rivals import deciding
 
 UNLIMITED: Final = 1 << 20

@@ -103,7 +103,7 @@ class Stack:
 def registry_arguments(port: int, home: Path) -> list[str]:
     """``mlflow server`` over SQLite, artefacts beside it, under names that hold without a server:
     a notebook or ``hvd policy`` reads the same database when nothing runs."""
-    from learner.registry.connection import database_uri  # late: doctor runs without it
+    from learner.release.registry.connection import database_uri  # late: doctor runs without it
 
     root = home.resolve()
     return [

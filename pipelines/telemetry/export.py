@@ -21,7 +21,7 @@ from decoder.contracts.fields import FIELDS
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from learner.home import LOCK, lock
-from learner.source import Mark, mark_of
+from learner.ingest.source import Mark, mark_of
 from pipelines.reports import Step, atomic_write
 from pipelines.stack.processes import held
 from pipelines.telemetry.reading import reading, records, spans

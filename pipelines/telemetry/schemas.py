@@ -21,9 +21,9 @@ from decoder.contracts.fields import FIELDS, LIMITS, Field
 from decoder.contracts.status import Status
 from decoder.contracts.topics import DEAD, DRAFTS, LEASE, LESSONS, POLICY, STATUS, TRIALS
 from decoder.contracts.trials import Round
+from learner.ingest.dead_letters import headers_of
+from learner.ingest.source import Fetched
 from learner.lease import CLAIM
-from learner.publish import headers_of
-from learner.source import Fetched
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 

@@ -17,7 +17,7 @@ from decoder.contracts.errors import RegistryError
 from decoder.contracts.loopback import exempt, is_loopback, proxy_of
 from decoder.contracts.settings import KafkaSettings
 from decoder.kafka.tokens import Tokens
-from learner.registry import Registry
+from learner.release.registry import Registry
 from pipelines import doctor, machine
 from pipelines.stack.running import TRACKING_VARIABLE, responds
 

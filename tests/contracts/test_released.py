@@ -15,8 +15,8 @@ import pytest
 
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import Source, decode_batch
-from learner.lessons import encode_lessons, lessons_of
-from learner.source import Fetched
+from learner.ingest.lessons import encode_lessons, lessons_of
+from learner.ingest.source import Fetched
 from tests.contracts import malformed
 from tests.contracts.malformed import REASONS, RECORD, RELEASED
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN

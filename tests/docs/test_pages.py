@@ -18,7 +18,7 @@ import typer
 from decoder.contracts.bundle import FIRST
 from decoder.policy.first import first_policy
 from decoder.policy.probes import to_bytes
-from learner.registry import Registry
+from learner.release.registry import Registry
 from pipelines import cli
 from pipelines.policy import command
 from tests.docs.pages import DATA, DOCS, PAGES, ROOT, Block, anchors, blocks, data, links, prose

@@ -20,7 +20,7 @@ from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.topics import POLICY, policy_key
 from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
-from learner.registry import Registry
+from learner.release.registry import Registry
 from pipelines.stack.running import Home, Ports, Stack, running
 from pipelines.workloads import prompts
 from tests.conftest import naive_accepted_length

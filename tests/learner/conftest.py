@@ -17,9 +17,10 @@ from sqlalchemy import Engine, event
 
 from decoder.contracts.topics import TOPICS
 from decoder.kafka.clients import listens
-from learner import lease, loop, registrar
+from learner import lease, loop
 from learner.loop import Learner
-from learner.registry import Registry
+from learner.release import registrar
+from learner.release.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines.machine import free_port
 from pipelines.stack import processes

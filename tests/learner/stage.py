@@ -16,12 +16,12 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY, TRIALS, policy_key
 from decoder.experiment.effect import WIDTH
 from learner.loop import Learner
-from learner.published import Published
-from learner.registrar import Registrar
-from learner.registrations import Registration, Settled
-from learner.registry import Registry, Standing, digest_of
+from learner.release.published import Published
+from learner.release.registrar import Registrar
+from learner.release.registrations import Registration, Settled
+from learner.release.registry import Registry, Standing, digest_of
 from tests.conftest import random_policy, until
-from tests.learner.rounds import rounds
+from tests.learner.release.rounds import rounds
 from tests.learner.stream import SCOPE, Connect, consume, settings_in
 from tests.learner.traffic import Traffic
 

@@ -16,7 +16,7 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, STATUS, Topic
 from learner.checkpoint import pack, unpack
 from learner.loop import Learner
-from learner.registry import Registry
+from learner.release.registry import Registry
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 from tests.conftest import until

@@ -11,8 +11,8 @@ import pytest
 from decoder.contracts.errors import SettingsError
 from learner import checkpoint, state
 from learner.home import holder_of, occupied
+from learner.ingest.sequences import Sequences
 from learner.scopes import Scopes
-from learner.sequences import Sequences
 from learner.settings import LearnerSettings
 
 ARRAYS = {"ids": np.arange(5, dtype=np.uint64), "flags": np.array([True, False])}

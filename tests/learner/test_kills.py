@@ -19,7 +19,7 @@ import pytest
 from decoder.contracts.events import Origin
 from decoder.contracts.status import LearnerStatus
 from learner import checkpoint, state
-from learner.registry import Registry, digest_of
+from learner.release.registry import Registry, digest_of
 from learner.settings import LearnerSettings
 from pipelines.machine import free_port
 from pipelines.stack import processes

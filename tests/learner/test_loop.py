@@ -19,9 +19,9 @@ from decoder.kafka.compacted import Compacted
 from decoder.policy.probes import from_bytes
 from learner import state
 from learner.loop import Learner
-from learner.registrations import Registration
-from learner.registry import Registry, digest_of
-from learner.rollout import Rollout
+from learner.release.registrations import Registration
+from learner.release.registry import Registry, digest_of
+from learner.release.rollout import Rollout
 from learner.scope import Scope
 from learner.scopes import Scopes
 from tests.conftest import random_policy
@@ -304,7 +304,7 @@ def test_a_new_learner_passes_nothing_over_before_it_could_read_whom_workers_ser
         return read(topic, seconds)
 
     monkeypatch.setattr(Compacted, "read", late)
-    monkeypatch.setattr("learner.workers.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("learner.ingest.workers.RETRY_SECONDS", 0.1)
     produce(bare.kafka, batches(EVENTS[:200]))
     learner = bare.learner("off")
     step_until(learner, lambda: learner.source.offsets == {0: 4})

@@ -18,7 +18,7 @@ from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import KafkaSettings
 from learner.loop import run
 from learner.page import STUCK_SECONDS, Vitals, serving
-from learner.registry import Registry
+from learner.release.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines.machine import free_port
 from tests.conftest import until

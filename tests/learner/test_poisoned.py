@@ -12,10 +12,10 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DEAD, STATUS
 from learner import lease as leases
-from learner import workers
+from learner.ingest import workers
+from learner.ingest.dead_letters import DeadLetters
+from learner.ingest.source import Fetched
 from learner.lease import CLAIM, Claim, Lease
-from learner.publish import DeadLetters
-from learner.source import Fetched
 from tests.learner.conftest import Broker
 from tests.learner.stage import WARNINGS, Stage
 from tests.learner.stream import SCOPE, batches, consume, produce, step_until, stop

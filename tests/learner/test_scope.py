@@ -14,13 +14,14 @@ import pytest
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
-from learner import checkpoint, scopes, state, train
-from learner.contest import FIRST, Contestant
-from learner.learners import CAREFUL, QUICK
-from learner.rows import Rows, joined
+from learner import checkpoint, scopes, state
+from learner.evaluation.contest import FIRST, Contestant
 from learner.scope import BLOCK, Scope
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
+from learner.training import train
+from learner.training.learners import CAREFUL, QUICK
+from learner.training.rows import Rows, joined
 from tests.events import from_events
 from tests.learner.stream import kept
 from tests.learner.traffic import Traffic

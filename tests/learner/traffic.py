@@ -10,8 +10,8 @@ import numpy as np
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.contracts.identity import Pseudonyms
-from learner import train
-from learner.rows import hash_id
+from learner.training import train
+from learner.training.rows import hash_id
 from tests.events import DraftEvent, from_events
 
 SCORE, DRAFT_LEN, LAST = (FEATURES.index(n) for n in ("score", "draft_len", "payoff_last"))

@@ -161,8 +161,9 @@ class MockCluster:
         places_of(consumer, topic)
         topic_id, _ = layout_of(consumer, topic)
         close(consumer)
+        made = uuid4().bytes  # one for all brokers: else it changes with whoever is asked
         for front in self._fronts:
-            front.changes[topic_id.bytes] = uuid4().bytes
+            front.changes[topic_id.bytes] = made
 
     def lead(self, topic: str, partition: int, broker: int) -> None:
         """Make ``broker`` the leader of a partition."""

@@ -19,10 +19,11 @@ from decoder.kafka.clients import close, fetch, open_consumer, places_of
 from decoder.kafka.compacted import Compacted
 from decoder.policy.first import first_policy
 from learner import topics
+from learner.ingest.dead_letters import DeadLetters
+from learner.ingest.lessons import Intake
+from learner.ingest.source import EventSource, Fetched
 from learner.lease import Lease
-from learner.lessons import Intake
-from learner.publish import DeadLetters, PolicyPublisher
-from learner.source import EventSource, Fetched
+from learner.release.publish import PolicyPublisher
 from pipelines.watch.ledger import Ledger, Observer
 from tests.conftest import until
 from tests.contracts.test_events import ORIGIN, PLAIN
@@ -70,7 +71,7 @@ def test_a_feed_hears_of_the_next_policy_after_every_trouble(
     second = publisher.publish(policy(2), term=1)
     until(lambda: len(applied) == 2)
     cluster.down()
-    monkeypatch.setattr("learner.publish.ACK_SECONDS", 2.0)
+    monkeypatch.setattr("learner.release.publish.ACK_SECONDS", 2.0)
     with pytest.raises(BrokerError, match="was not acknowledged"):
         publisher.publish(policy(3), term=1)
     cluster.up()
@@ -93,7 +94,7 @@ def publishes(publisher: PolicyPublisher, version: int) -> bool:
 def test_a_policy_that_too_few_replicas_take_is_not_published(
     cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("learner.publish.ACK_SECONDS", 2.0)
+    monkeypatch.setattr("learner.release.publish.ACK_SECONDS", 2.0)
     cluster.answer(PRODUCE, *[FEW_REPLICAS] * 200)
     with pytest.raises(BrokerError, match="was not acknowledged"):
         publisher.publish(policy(1), term=1)
@@ -172,7 +173,7 @@ def test_a_partition_without_a_leader_keeps_no_other_waiting_and_is_read_when_it
     cluster: MockCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, value in {"PARTITIONS_SECONDS": 0.5, "ENDS_MS": 300, "ALONE_MS": 100}.items():
-        monkeypatch.setattr(f"learner.source.{name}", value)
+        monkeypatch.setattr(f"learner.ingest.source.{name}", value)
     produce(cluster, 1, b"kept for later")
     cluster.lead(DRAFTS.name, 0, 2)
     cluster.lead(DRAFTS.name, 1, NOBODY)
@@ -279,7 +280,7 @@ def test_topics_that_vanish_for_a_while_are_read_when_they_are_back(
     cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("decoder.kafka.clients.METADATA_MS", 100)
-    monkeypatch.setattr("learner.source.PARTITIONS_SECONDS", 0.1)
+    monkeypatch.setattr("learner.ingest.source.PARTITIONS_SECONDS", 0.1)
     applied: list[Policy] = []
     feed = PolicyFeed(cluster.kafka, "scope", Admission("scope", applied.append))
     feed.start()

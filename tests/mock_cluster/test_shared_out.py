@@ -22,7 +22,8 @@ from decoder.contracts.events import Origin, decode_batch
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, LESSONS, POLICY, STATUS
 from decoder.kafka.clients import close, fetch, open_consumer, open_producer, places_of
-from learner import group, intake
+from learner import intake
+from learner.ingest import group
 from tests import raw_batches as raw
 from tests.conftest import until
 from tests.decoder.telemetry.broker import lying, send
@@ -168,7 +169,7 @@ def test_lessons_that_were_not_taken_are_sent_again(
     with running() as cluster:
         send(cluster.kafka, DRAFTS.name, *values)
         relay = intake.Relay(cluster.kafka)
-        monkeypatch.setattr("learner.publish.RETRY_SECONDS", PATIENCE_S)
+        monkeypatch.setattr("learner.status.RETRY_SECONDS", PATIENCE_S)
         cluster.answer(PRODUCE, *[NOT_AUTHORISED] * 5)  # of which a status takes one
         consumer = open_consumer(cluster.kafka, "test")
         consumer.assign(places_of(consumer, LESSONS.name))

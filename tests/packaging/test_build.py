@@ -30,7 +30,7 @@ assert str(home) == {home!r}, home
 from importlib.metadata import distribution
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.policy.first import first_policy
-from learner.registry import runs
+from learner.release.registry import runs
 from pipelines import embedded, telemetry
 from pipelines.lab.drift import traffic
 from pipelines.watch import page

@@ -22,11 +22,11 @@ from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.contracts.fields import NUMBERS, STRINGS
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.rule import ARMS, CACHE, MODEL
-from learner.lessons import Intake, encode_lessons
-from learner.publish import DeadLetters
+from learner.ingest.dead_letters import DeadLetters
+from learner.ingest.lessons import Intake, encode_lessons
+from learner.ingest.source import Fetched
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
-from learner.source import Fetched
 
 RECORD: Final = 256
 """Events of a record, as a busy worker fills it."""

@@ -23,9 +23,9 @@ from decoder.drafting.suffix import SuffixCache
 from decoder.policy.pricing import CostTable, step_time
 from decoder.policy.rule import ARMS
 from decoder.settings import WorkerSettings
-from learner.rows import Rows, from_batch
 from learner.scope import Scope
 from learner.settings import LearnerSettings
+from learner.training.rows import Rows, from_batch
 from pipelines.lab.drift.traffic import PLAIN_US, Request
 from pipelines.replay.engine import Cycle, Engine
 from pipelines.replay.events import EventLog

@@ -36,7 +36,7 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import SettingsError, TraceError
 from decoder.core.payoff.token_classes import token_classes_of
 from decoder.settings import WorkerSettings
-from learner.rows import Rows
+from learner.training.rows import Rows
 from pipelines import machine
 from pipelines.lab.bench.methods import words
 from pipelines.lab.drift.measure import LEARNS, figures

@@ -15,7 +15,7 @@ from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Policy
 from decoder.contracts.errors import TraceError
 from decoder.engines.reference.method import Method
 from decoder.settings import WHOLE_FACTOR
-from learner.rows import Rows, hash_id, joined
+from learner.training.rows import Rows, hash_id, joined
 from pipelines.lab.replay.study import CONTEXT, survival, teachers, with_longer_drafts
 from pipelines.lab.replay.traces import read, some_sessions
 from pipelines.replay.engine import Simulator, Trace, drawn_acceptance

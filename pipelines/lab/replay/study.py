@@ -25,8 +25,8 @@ from decoder.contracts.errors import SettingsError, TraceError
 from decoder.contracts.features import FloatArray
 from decoder.engines.reference.method import Method
 from decoder.policy.estimate import PAPER_THRESHOLD
-from learner import train
-from learner.rows import Rows, joined
+from learner.training import train
+from learner.training.rows import Rows, joined
 from pipelines.lab.replay import recording
 from pipelines.lab.replay.traces import Parts, read, split
 from pipelines.prompts import fitting, read_folder

@@ -28,9 +28,9 @@ from decoder.policy.first import first_policy
 from decoder.telemetry.delivery import DeliveryReport
 from decoder.telemetry.ring import BEAT, Ring
 from decoder.telemetry.supervisor import Supervisor
-from learner.lessons import Intake
-from learner.publish import DeadLetters
-from learner.source import EventSource
+from learner.ingest.dead_letters import DeadLetters
+from learner.ingest.lessons import Intake
+from learner.ingest.source import EventSource
 from learner.topics import make_right
 from pipelines import machine
 from tests.conftest import until

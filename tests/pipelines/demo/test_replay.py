@@ -14,7 +14,7 @@ from decoder.contracts.trials import MODEL
 from decoder.settings import WorkerSettings
 from pipelines.demo.replay import cost_table, policy_of, replayed
 from pipelines.demo.run import write
-from pipelines.demo.summary import Run, is_level, is_told, summarise
+from pipelines.demo.summary import Run, _choice, is_level, is_told, summarise
 from pipelines.replay.engine import Trace, drawn_by_place
 from pipelines.replay.rules import HYBRID, name_of, rivals
 from pipelines.watch.ledger import Ledger, Phase
@@ -146,6 +146,18 @@ def test_an_interval_within_a_twentieth_of_one_is_as_fast_and_tells(
 ) -> None:
     one = {"ratio": 1.0, "low": low, "high": high}
     assert is_told(one) is told and is_level(one) is level
+
+
+def test_a_sentence_on_best_and_worst_leaves_out_traffic_that_no_rule_replayed() -> None:
+    ends = {"agents": ("model", "plain"), "a bad policy": ("suffix", "plain")}
+    kinds = {key: {"ratio": 1.3, "low": 1.2, "high": 1.4} for key in ends}
+    summary = {
+        "best_and_worst": ends,
+        "uplift": {f"over_{side}": {"kinds": kinds} for side in ("model", "suffix", "plain")},
+        "virtual": {"kinds": {"agents": {}}},
+    }
+    assert "agents: " in _choice(summary) and "bad policy" not in _choice(summary)
+    assert "bad policy" in _choice(summary | {"virtual": {}})
 
 
 def test_what_is_told_in_virtual_time_is_not_called_open() -> None:

@@ -15,7 +15,7 @@ from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.errors import ModelError, PolicyRefused, RegistryError
 from decoder.policy.first import SHIPPED
 from decoder.policy.probes import to_bytes
-from learner.registry import Registry, Standing
+from learner.release.registry import Registry, Standing
 from pipelines.cli import app
 from pipelines.demo.run import promote
 from pipelines.policy import command

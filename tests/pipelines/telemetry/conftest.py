@@ -21,10 +21,12 @@ from decoder.experiment.variants import Variant
 from decoder.kafka.clients import close, open_admin, open_producer
 from decoder.policy.first import first_policy
 from decoder.telemetry.supervisor import Supervisor
+from learner.ingest.dead_letters import DeadLetters
+from learner.ingest.source import Fetched
 from learner.intake import Relay
 from learner.lease import Lease
-from learner.publish import DeadLetters, PolicyPublisher, StatusProducer
-from learner.source import Fetched
+from learner.release.publish import PolicyPublisher
+from learner.status import StatusProducer
 from learner.topics import make_right
 from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN

@@ -19,7 +19,7 @@ from decoder.contracts.errors import TraceError
 from decoder.engines.reference.method import Method, method
 from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
-from learner.rows import Rows
+from learner.training.rows import Rows
 from pipelines.cli import app
 from pipelines.lab.drift import study
 from pipelines.lab.drift.measure import figures

@@ -23,8 +23,8 @@ from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, CACHE
 from decoder.settings import WorkerSettings
-from learner.rows import COLUMNS as ROW_COLUMNS
-from learner.rows import Rows, from_batch, joined
+from learner.training.rows import COLUMNS as ROW_COLUMNS
+from learner.training.rows import Rows, from_batch, joined
 from pipelines.lab.drafter.chains import record
 from pipelines.lab.replay import study
 from pipelines.lab.replay.study import taught

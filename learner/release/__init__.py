@@ -1,0 +1,1 @@
+"""From a candidate that won to what workers serve: MLflow, publication, rollouts."""

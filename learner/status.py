@@ -1,0 +1,66 @@
+"""Best-effort producers: what can be lost is sent as well as it can, and nobody waits for it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from kafka.errors import MessageSizeTooLargeError
+
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.status import LearnerStatus
+from decoder.contracts.topics import STATUS, Topic
+from decoder.kafka.clients import AWAY, close, open_brief_producer
+from decoder.limited_log import LimitedLog
+
+RETRY_SECONDS: Final = 10.0
+Header = tuple[str, bytes]
+
+
+class BriefProducer:
+    """Sends what can be done without as well as it can; never raises, and gives up quickly.
+
+    ``failed`` counts what no broker took.
+    """
+
+    def __init__(self, kafka: KafkaSettings, purpose: str) -> None:
+        self.failed = 0
+        self._kafka, self._purpose = kafka, purpose
+        self._producer: Any = None
+        self._retry_at = 0.0
+        self._limited_log = LimitedLog()
+
+    def put(self, topic: Topic, value: bytes, key: bytes | None, headers: list[Header]) -> None:
+        """Hand a record to the client, or count it as failed."""
+        if time.monotonic() < self._retry_at:
+            self.failed += 1
+            return
+        try:
+            if self._producer is None:
+                self._producer = open_brief_producer(self._kafka, self._purpose)
+            sent = self._producer.send(topic.name, value=value, key=key, headers=headers)
+            sent.add_errback(self._lost)
+        except MessageSizeTooLargeError:
+            self.failed += 1  # it is too large with its headers, and no other is
+        except AWAY as failure:
+            self._lost(failure)
+
+    def close(self) -> None:
+        """Leave the broker."""
+        close(self._producer)
+
+    def _lost(self, failure: BaseException) -> None:
+        self.failed += 1
+        self._limited_log.warning("the broker takes no %s: %s", self._purpose, failure)
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+
+
+class StatusProducer(BriefProducer):
+    """Sends status records."""
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        super().__init__(kafka, "status-records")
+
+    def send(self, status: LearnerStatus) -> None:
+        """Hand ``status`` to the client, or count it as failed."""
+        self.put(STATUS, status.model_dump_json().encode(), status.process.encode(), STATUS.headers)

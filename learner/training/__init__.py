@@ -1,0 +1,1 @@
+"""Training rows, losses, and the networks that are trained on them."""

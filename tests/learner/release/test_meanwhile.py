@@ -1,0 +1,336 @@
+"""A person moves an alias while the learner does, at a server that takes its time: the person's
+word stands, whichever call it falls between, and it is told."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from decoder.contracts.errors import RegistryError
+from learner.release.registrar import Registrar
+from learner.release.registrations import Move, Moved, Registration, carry_out
+from learner.release.registry import Registry
+from tests.conftest import random_policy, until
+from tests.learner.stage import WARNINGS, client_of, settled
+
+pytestmark = WARNINGS
+
+SLOW_SECONDS = 0.05
+SET, READ = "registered-models/alias", "registered-models/get"
+numbers = itertools.count()
+
+
+@dataclass
+class Front:
+    """Stands before the ``server`` of what comes to ``url``.
+
+    ``calls`` and ``answered`` are the paths of those since :meth:`watch`, ``before`` is called with
+    the number of each from 0, and may answer it in the server's stead with a status.
+    """
+
+    server: Callable[..., Iterable[bytes]]
+    url: str = ""
+    calls: list[str] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)
+    before: Callable[[int, str], int | None] = lambda number, path: None
+    authorization: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def watch(self, before: Callable[[int, str], int | None]) -> None:
+        """Count calls anew."""
+        self.calls, self.answered, self.before = [], [], before
+
+    def __call__(self, environ: dict[str, Any], respond: Callable[..., object]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"].rpartition("/mlflow/")[2]
+        with self.lock:
+            number = len(self.calls)
+            self.calls.append(path)
+        self.authorization = environ.get("HTTP_AUTHORIZATION", "")
+        status = self.before(number, path)
+        if status is None:
+            told = self.server(environ, respond)
+        else:
+            respond(f"{status} refused", [("Content-Type", "text/plain")])
+            told = [b"forbidden"]
+        self.answered.append(path)
+        return told
+
+
+class Quiet(WSGIRequestHandler):
+    """Says nothing of a request."""
+
+    def log_request(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def fronted(server: Callable[..., Iterable[bytes]]) -> Iterator[Front]:
+    """``server``, listening, with a front before it."""
+    front = Front(server)
+    listening = make_server("127.0.0.1", 0, front, True, request_handler=Quiet)
+    front.url = f"http://127.0.0.1:{listening.server_port}"
+    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield front
+    finally:
+        listening.shutdown()
+        listening.server_close()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def home(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server keeps everything."""
+    folder = tmp_path_factory.mktemp("mlruns")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[str]:
+    """MLflow's server on SQLite, in this process, which need not import it again; the address of
+    its database, for who does not come through the front."""
+    from mlflow.server import handlers  # late: what it imports warns
+
+    database = f"sqlite:///{home / 'mlflow.db'}"
+    runs, models = handlers._tracking_store_registry, handlers._model_registry_store_registry
+    handlers._tracking_store = runs.get_store(database, (home / "artifacts").as_uri())
+    handlers._model_registry_store = models.get_store(database)
+    yield database
+    handlers._tracking_store = handlers._model_registry_store = None
+
+
+@pytest.fixture
+def front(server: str) -> Iterator[Front]:
+    from mlflow.server import app
+
+    with fronted(app) as made:
+        yield made
+
+
+class Place:
+    """A scope of its own with three versions, of which the first is champion: the learner reaches
+    it through the front, a person does not."""
+
+    def __init__(self, server: str, front: Front) -> None:
+        self.scope = f"scope{next(numbers)}"
+        self.registry, self.persons = Registry(front.url), Registry(server)
+        for seed in range(3):
+            self.persons.register(random_policy(seed, self.scope, 0))
+        self.persons.move(self.scope, "champion", 1, "learner-a", "the first")
+        self.registry.standing(self.scope)  # what a registry remembers of a server, it does
+
+    def stand_again(self) -> None:
+        """As at first, but for what was registered since."""
+        client, name = client_of(self.persons), self.persons.standing(self.scope).name
+        for key in self.persons.standing(self.scope).tags:
+            if key.startswith("moved."):
+                client.delete_registered_model_tag(name, key)
+        for key in {v.number: v.tags for v in self.persons.versions(self.scope)}[2]:
+            if key in ("refusal", "trial", "moved_at", "moved_by", "why"):
+                client.delete_model_version_tag(name, "2", key)
+        self.by_hand(1)
+
+    def by_hand(self, version: int | None = 3, alias: str = "champion") -> None:
+        """As on MLflow's page."""
+        client, name = client_of(self.persons), self.persons.standing(self.scope).name
+        if version is None:
+            client.delete_registered_model_alias(name, alias)
+        else:
+            client.set_registered_model_alias(name, alias, str(version))
+
+    def by_command(self, version: int | None = 3, alias: str = "champion") -> None:
+        """As ``hvd policy`` does."""
+        self.persons.move(self.scope, alias, version, "anna", "it looks good")
+
+    @property
+    def champion(self) -> int | None:
+        return self.persons.standing(self.scope).champion
+
+
+@pytest.fixture
+def place(server: str, front: Front) -> Callable[[], Place]:
+    return lambda: Place(server, front)
+
+
+def read_on(front: Front) -> None:
+    """Until a read that was begun from now on has been answered: the next one is begun after it."""
+    seen = len(front.calls)
+    until(lambda: len(front.calls) > seen + 1, "reads while an alias is being moved")
+
+
+def at(call: int, front: Front, does: Callable[[], None]) -> Callable[[int, str], None]:
+    """Hold call number ``call`` until ``does`` has been done, which is after all moves that were
+    called before; and the one that moves the champion after that, until it can be known: from a
+    read."""
+    begun, done = threading.Event(), threading.Event()
+
+    def before(number: int, path: str) -> None:
+        if number == call:
+            begun.set()
+            if path == READ:
+                until(lambda: front.answered.count(SET) == front.calls[:number].count(SET))
+            does()
+            done.set()
+        if begun.is_set() and path == SET and READ in front.calls[:number]:
+            done.wait()
+            read_on(front)
+
+    return before
+
+
+def calls_of(front: Front, does: Callable[[], object]) -> list[str]:
+    front.watch(lambda number, path: None)
+    does()
+    return list(front.calls)
+
+
+@pytest.mark.parametrize(("how", "each"), [("by_hand", 3), ("by_command", 4)])
+def test_whichever_call_of_a_move_a_persons_falls_before_theirs_stands(
+    place: Callable[[], Place], front: Front, how: str, each: int
+) -> None:
+    def move(of: Place) -> Moved:
+        tags = {2: {"trial": "promoted"}}
+        return carry_out(of.registry, Move(of.scope, "learner-a", "won", tags, over=1, to=2))
+
+    held = place()
+    calls = calls_of(front, lambda: move(held))
+    assert held.champion == 2
+    assert READ in calls[calls.index(SET) + 1 :], "it is read after it was moved"
+    for call in itertools.count(0, each):
+        held.stand_again()
+        front.watch(at(call, front, getattr(held, how)))
+        done = move(held)
+        calls = list(front.calls)
+        if call >= len(calls):
+            break  # how often it is read meanwhile hangs on the machine
+        moved = calls.index(SET) if SET in calls else len(calls)
+        assert held.champion == 3, (call, calls)
+        assert done.refusal or call > moved, (call, calls)
+        if call <= moved:
+            assert "version 3 was made champion" in done.refusal
+            tags = {v.number: v.tags for v in held.persons.versions(held.scope)}[2]
+            assert "version 3" in tags["refusal"] and "moved_at" not in tags
+        history = [(m.before, m.after) for m in held.persons.history(held.scope)]
+        assert (1, 2) not in history or call > moved
+    assert call > 6
+
+
+@pytest.mark.parametrize("call", range(0, 20, 2))
+def test_a_persons_move_while_a_slow_server_registers_a_winner_wins(
+    place: Callable[[], Place], front: Front, call: int
+) -> None:
+    held = place()
+    won = Registration(random_policy(9, held.scope, 0), against=held.registry.digest(held.scope, 1))
+
+    def before(number: int, path: str) -> None:
+        if number == call:
+            held.by_hand()
+        time.sleep(SLOW_SECONDS)
+
+    front.watch(before)
+    desk = Registrar(held.registry, lambda scope: True)
+    desk.hand(won)
+    desk.start()
+    done = settled(desk)
+    desk.close()
+    assert len(front.calls) > call and held.champion == 3
+    moved = [number for number, path in enumerate(front.calls) if path == SET][1:]  # candidate's
+    assert "version 3" in done.refusal or moved[0] < call
+
+
+def test_a_persons_taking_the_champion_away_stands(
+    place: Callable[[], Place], front: Front
+) -> None:
+    held = place()
+    calls = calls_of(front, lambda: held.registry.standing(held.scope))
+    assert calls == [READ]
+
+    def before(number: int, path: str) -> None:
+        if path == SET and held.champion == 1:
+            held.by_hand(None)
+            read_on(front)
+
+    front.watch(before)
+    done = carry_out(held.registry, Move(held.scope, "learner-a", "won", {}, over=1, to=2))
+    assert held.champion is None and "champion" in done.refusal
+
+
+def test_a_second_move_of_a_person_while_the_first_is_put_back_stands(
+    place: Callable[[], Place], front: Front
+) -> None:
+    held = place()
+    moves = iter([3, 1])
+
+    def before(number: int, path: str) -> None:
+        theirs = next(moves, None) if path == SET else None
+        if theirs is not None:
+            held.by_hand(theirs)
+            read_on(front)
+
+    front.watch(before)
+    carry_out(held.registry, Move(held.scope, "learner-a", "won", {}, over=1, to=2))
+    assert held.champion == 1
+    last = held.persons.history(held.scope)[-1]
+    assert last.after == 1 and "learner-a" in last.why, "MLflow says what became of it"
+
+
+def test_a_persons_trial_stands(place: Callable[[], Place], front: Front) -> None:
+    held = place()
+
+    def before(number: int, path: str) -> None:
+        if path == SET and held.persons.standing(held.scope).trial is None:
+            held.by_hand(3, "trial")
+            read_on(front)
+
+    front.watch(before)
+    held.registry.move_over(held.scope, "trial", None, 2, "learner-a", "won the gate")
+    assert held.persons.standing(held.scope).trial == 3
+
+
+def test_a_password_is_not_kept(home: Path, front: Front, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    mine = front.url.replace("://", "://anna:hunter2@")
+    registry = Registry(mine)
+    registry.move("secret", "champion", registry.register(random_policy(1, "secret", 0)))
+    assert registry.load("secret", 1).version == 1
+    with pytest.raises(RegistryError) as refused:
+        registry.load("secret", 9)
+    assert "hunter2" not in str(refused.value)
+    kept = [path for path in home.rglob("*") if path.is_file()]
+    assert len(kept) > 4 and not [path for path in kept if b"hunter2" in path.read_bytes()]
+    ours = [r for r in caplog.records if r.name.startswith(("learner", "decoder", "pipelines"))]
+    assert not any("hunter2" in record.getMessage() for record in ours)
+
+
+@pytest.mark.parametrize("kind, lacks", [("databricks-uc", "filters"), ("databricks", "aliases")])
+def test_a_registry_that_lacks_what_a_learner_needs_says_so_in_one_sentence(
+    registry: Registry,
+    server: str,
+    front: Front,
+    kind: str,
+    lacks: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Databricks' own clients in mlflow, before a server that answers as its workspace does."""
+    monkeypatch.setenv("DATABRICKS_HOST", front.url)
+    monkeypatch.setenv("DATABRICKS_TOKEN", "hunter2")
+    Registry(server).register(random_policy(1, kind, 0))
+    theirs = Registry(registry.tracking_uri, registry_uri=kind)
+    with pytest.raises(RegistryError) as told:
+        theirs.move(kind, "champion", 1)
+    assert lacks in str(told.value) and "HVD_LEARNER_MLFLOW_REGISTRY_URI" in str(told.value)
+    assert "\n" not in str(told.value) and "hunter2" not in str(told.value)
+    assert Registry(server).standing(kind).champion is None

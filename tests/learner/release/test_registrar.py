@@ -1,0 +1,264 @@
+"""What is handed over waits for MLflow and for the scope, and a person's word is looked up last."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decoder.contracts.errors import RegistryError
+from learner.release import registrar
+from learner.release.registrar import Registrar
+from learner.release.registrations import Move, Moved, Registration, Settled, carry_out
+from learner.release.registry import ARTIFACT, Registry, digest_of
+from tests.conftest import random_policy, until
+from tests.learner.stage import WARNINGS, answers_until, client_of, settled
+
+pytestmark = WARNINGS
+
+FIRST, WINNER = (random_policy(seed=seed, scope="ab12", version=0) for seed in (0, 1))
+MINE: set[str] = set()
+
+
+@pytest.fixture
+def desk(registry: Registry) -> Iterator[Registrar]:
+    MINE.clear()
+    MINE.add("ab12")
+    made = Registrar(registry, MINE.__contains__)
+    yield made
+    made.close()
+
+
+def test_what_is_not_ours_waits(desk: Registrar) -> None:
+    MINE.clear()
+    desk.hand(Registration(FIRST))
+    desk.start()
+    time.sleep(0.2)
+    assert not [a for a in desk.answers() if isinstance(a, Settled)]
+    assert [each.policy for each in desk.waiting()] == [FIRST]
+    MINE.add("ab12")
+    answers_until(desk, bool)
+
+
+def test_winners_wait_while_a_version_is_pinned(desk: Registrar, registry: Registry) -> None:
+    first = registry.register(FIRST)
+    registry.move("ab12", "champion", first)
+    name = registry.standing("ab12").name
+    client_of(registry).set_registered_model_alias(name, "pinned", str(first))
+    desk.start()
+    for seed in (1, 2, 3):
+        desk.hand(Registration(random_policy(seed, "ab12"), against=digest_of(FIRST)))
+        time.sleep(0.3)
+    assert len(registry.versions("ab12")) == 1 and len(desk.waiting()) == 1
+    client_of(registry).delete_registered_model_alias(name, "pinned")
+    done = settled(desk)
+    assert (done.version, done.refusal) == (2, "")
+
+
+def test_a_damaged_champion_is_no_obstacle(
+    desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = registry.register(random_policy(5, "ab12"))
+    registry.move("ab12", "champion", damaged)
+    held = client_of(registry).get_model_version(registry.standing("ab12").name, str(damaged))
+    bundle = Path(str(held.source).removeprefix("file://")) / ARTIFACT
+    bundle.write_bytes(b"spoilt")
+    desk.ask([("ab12", damaged)])
+    desk.start()
+    until(lambda: "is unusable" in caplog.text)
+    desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+    done = settled(desk)
+    assert (done.version, done.refusal) == (2, "")
+    assert caplog.text.count("is unusable") == 1
+
+
+def test_a_champion_that_could_not_be_read_for_a_moment_stands(
+    desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = registry.register(random_policy(5, "ab12"))
+    registry.move("ab12", "champion", other)
+    load, away = registry.load, iter([RegistryError("the artefact's server does not answer")])
+
+    def loaded(*asked: Any) -> Any:
+        for error in away:
+            desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+            raise error
+        return load(*asked)
+
+    monkeypatch.setattr(registry, "load", loaded)
+    desk.ask([("ab12", other)])
+    desk.start()
+    found = answers_until(desk, lambda found: len(found) >= 2)  # it is loaded, too, maybe twice
+    (settled,) = (each for each in found if isinstance(each, Settled))
+    assert "was made champion" in settled.refusal and settled.version is None
+    assert registry.standing("ab12").champion == other and len(registry.versions("ab12")) == 1
+    assert desk.given_up["person"] == 1
+
+
+def test_what_nobody_could_read_is_dropped(
+    desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry.move("ab12", "champion", registry.register(FIRST))
+    desk.hand(Registration(replace(WINNER, threshold=float("nan")), against=digest_of(FIRST)))
+    desk.start()
+    until(lambda: not desk.waiting())
+    assert len(registry.versions("ab12")) == 1 and "a candidate is given up" in caplog.text
+
+
+def test_no_move_that_waits_is_lost(desk: Registrar) -> None:
+    MINE.clear()
+    for number in range(300):
+        desk.move(Move(f"s{number}", "learner", "why", {}))
+    desk.start()
+    moved = answers_until(desk, lambda found: len(found) == 300)
+    assert {one.move.scope for one in moved if isinstance(one, Moved)} == {
+        f"s{number}" for number in range(300)
+    }
+
+
+@pytest.mark.parametrize(
+    "failure", [RegistryError("no such name is allowed"), KeyError("a bug"), AssertionError()]
+)
+def test_what_mlflow_refuses_for_good_is_tried_for_itself_and_stands_in_nobodys_way(
+    desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    monkeypatch.setattr(registrar, "TRIES", 4)
+    tried: Counter[str] = Counter()
+    through = registry.register
+
+    def refuse(policy: object, *args: object) -> Any:
+        if policy is WINNER or isinstance(policy, Registry):
+            tried["winner" if policy is WINNER else "move"] += 1
+            raise failure
+        return through(policy, *args)  # type: ignore[arg-type]
+
+    MINE.add("cd34")
+    registry.move("ab12", "champion", through(FIRST))
+    monkeypatch.setattr(registry, "register", refuse)
+    monkeypatch.setattr(registrar, "carry_out", refuse)
+    desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+    desk.hand(Registration(random_policy(3, "cd34", 0), against="x"))
+    desk.move(Move("ab12", "learner", "why", {}, over=1, to=2))
+    desk.start()
+    until(lambda: desk.given_up["refused"] == 2)
+    assert tried == {"winner": 4, "move": 4}
+    found = answers_until(desk, lambda found: any(isinstance(one, Moved) for one in found))
+    assert all(one.refusal for one in found if isinstance(one, Moved)), (
+        "none without a word is done"
+    )
+
+
+def test_a_later_winner_takes_the_place_of_an_earlier_and_all_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registrar, "WAITING", 3)
+    desk = Registrar(Registry("http://127.0.0.1:9"), lambda scope: True)
+    for seed in (1, 2):
+        desk.hand(Registration(random_policy(seed, "ab12"), against="x"))
+    assert [digest_of(w.policy) for w in desk.waiting()] == [digest_of(random_policy(2, "ab12"))]
+    for number in range(5):
+        desk.hand(Registration(random_policy(0, f"s{number}")))
+    assert [w.policy.scope for w in desk.waiting()] == ["s2", "s3", "s4"]
+    assert Registrar(Registry("x"), lambda scope: True, desk.waiting()).waiting() == desk.waiting()
+
+
+@pytest.fixture
+def standing(registry: Registry) -> Registry:
+    """Version 1 is champion of standing."""
+    for seed in range(3):
+        registry.register(random_policy(seed, scope="ab12"))
+    registry.move("ab12", "champion", 1)
+    return registry
+
+
+def move(**changes: Any) -> Move:
+    return Move("ab12", "learner-a", "because", {3: {"trial": "promoted"}}, **changes)
+
+
+@pytest.fixture
+def trying(standing: Registry, desk: Registrar) -> Iterator[Registrar]:
+    """Of version 1 of standing, who has others tried first."""
+    made = Registrar(standing, MINE.__contains__, by="learner-a", trial=True)
+    made.start()
+    yield made
+    made.close()
+
+
+def settle(desk: Registrar) -> Settled:
+    desk.hand(Registration(random_policy(1, "ab12"), against=digest_of(random_policy(0, "ab12"))))
+    return settled(desk)
+
+
+def ended(registry: Registry, **tags: str) -> None:
+    """Version 2 was on trial."""
+    done = {2: {"trial": "dropped", "trial_against": "1", **tags}}
+    carry_out(registry, Move("ab12", "learner-a", "slower", done, ended=2))
+
+
+def test_a_winner_goes_on_trial_and_again_after_a_while_or_against_another(
+    trying: Registrar, standing: Registry
+) -> None:
+    assert settle(trying).refusal == ""
+    assert (standing.standing("ab12").trial, standing.standing("ab12").champion) == (2, 1)
+    now = datetime.now(UTC)
+    for at, against, again in (
+        (now, "1", None), (now - registrar.REST, "1", 2), (now, "3", 2), (now.max, "1", 2),
+    ):  # fmt: skip
+        ended(standing, trial_at=at.replace(tzinfo=UTC).isoformat(), trial_against=against)
+        settle(trying)
+        assert standing.standing("ab12").trial == again, (at, against)
+
+
+def waits(desk: Registrar) -> bool:
+    desk.hand(Registration(random_policy(1, "ab12"), against=digest_of(random_policy(0, "ab12"))))
+    time.sleep(0.4)
+    return bool(desk.waiting())
+
+
+def test_nothing_is_tried_while_a_person_tries_or_for_a_while_after_a_roll_back(
+    trying: Registrar, standing: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, name = client_of(standing), standing.standing("ab12").name
+    client.set_registered_model_alias(name, "trial", "3")
+    assert waits(trying) and standing.standing("ab12").trial == 3
+    standing.move("ab12", "champion", 1, "learner-b", "rolled back from version 3: slower")
+    client.delete_registered_model_alias(name, "trial")
+    assert waits(trying)
+    monkeypatch.setattr(registrar, "REST", timedelta(0))
+    until(lambda: standing.standing("ab12").trial == 2)
+    client.set_registered_model_alias(name, "trial", "1")  # the champion itself: nothing is tried
+    waits(trying)
+    until(lambda: not trying.waiting() and standing.standing("ab12").trial == 2)
+
+
+def test_what_a_person_did_is_not_signed_by_the_learner(standing: Registry) -> None:
+    standing.move("ab12", "champion", 3, "anna", "it looks good")
+    assert not carry_out(standing, move(over=1, to=3)).refusal
+    assert {v.number: v.tags for v in standing.versions("ab12")}[3]["moved_by"] == "anna"
+    standing.move("ab12", "trial", 2, "learner-a", "won")
+    assert "version 3" in carry_out(standing, move(over=1, to=2, ended=2)).refusal
+    assert standing.standing("ab12").trial is None, "or another learner's winners waited for ever"
+
+
+def test_the_way_back_to_the_first_policy_is_its_version(standing: Registry) -> None:
+    standing.move("ab12", "champion", 3)
+    first = random_policy(0, scope="ab12")
+    done = carry_out(standing, move(over=3, to=2, first=first))
+    assert not done.refusal and standing.standing("ab12").champion == 1
+    standing.move("ab12", "champion", 3)
+    anew = move(over=3, to=2, first=random_policy(9, scope="ab12"))
+    assert not carry_out(standing, anew).refusal, "as after an upgrade that brings another"
+    assert standing.standing("ab12").champion == 4 == standing.find(random_policy(9, scope="ab12"))
+    standing.move("ab12", "champion", 2)
+    assert "version 2" in carry_out(standing, replace(anew, first=random_policy(8, "ab12"))).refusal
+    client_of(standing).delete_registered_model_alias(standing.standing("ab12").name, "champion")
+    assert (
+        "taken away" in carry_out(standing, replace(anew, first=random_policy(8, "ab12"))).refusal
+    )
+    assert len(standing.versions("ab12")) == 4

@@ -1,0 +1,145 @@
+"""What people do in MLflow by hand, and servers that refuse: each is one sentence, what was good
+last stays in force, and nobody ends. With a real MLflow."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from learner.release import registrar
+from learner.release.registrar import Registrar
+from learner.release.registrations import Move, Registration, carry_out
+from learner.release.registry import Registry, digest_of, moves
+from learner.release.registry.runs import EXPERIMENT
+from tests.conftest import random_policy, until
+from tests.learner.stage import SERVED, WARNINGS, Stage, client_of, settled
+from tests.learner.stream import SCOPE
+
+pytestmark = WARNINGS
+
+FIRST, WINNER = (random_policy(seed, "ab12", 0) for seed in (0, 1))
+
+
+@pytest.fixture
+def desk(registry: Registry) -> Iterator[Registrar]:
+    """First policy and champion is version 1."""
+    made = Registrar(registry, lambda scope: True)
+    made.hand(Registration(FIRST))
+    made.start()
+    assert settled(made).version == 1
+    yield made
+    made.close()
+
+
+def lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= level]
+
+
+def test_a_deleted_experiment_is_restored_and_told_once(
+    desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = client_of(registry)
+    client.delete_experiment(client.get_experiment_by_name(EXPERIMENT).experiment_id)
+    for seed in (1, 2):
+        winner = random_policy(seed, "ab12", 0)
+        against = registry.digest("ab12", registry.standing("ab12").champion or 0)
+        desk.hand(Registration(winner, against=against))
+        assert settled(desk).refusal == ""
+    assert client.get_experiment_by_name(EXPERIMENT).lifecycle_stage == "active"
+    assert sum("was deleted" in line and "restored" in line for line in lines(caplog)) == 1
+
+
+def test_a_renamed_experiment_is_its_owners(desk: Registrar, registry: Registry) -> None:
+    client = client_of(registry)
+    renamed = client.get_experiment_by_name(EXPERIMENT).experiment_id
+    client.rename_experiment(renamed, "mine")
+    again = Registry(registry.tracking_uri)
+    assert again.register(WINNER) == 2
+    assert client.get_experiment_by_name(EXPERIMENT).experiment_id != renamed
+    assert digest_of(again.load("ab12", 1)) == digest_of(FIRST)
+
+
+GONE: dict[str, Callable[[Stage, MlflowClient, str], object]] = {
+    "model": lambda stage, client, name: client.delete_registered_model(name),
+    "alias": lambda stage, client, name: stage.name("champion", None),
+}
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_what_is_in_force_stays_where_its_version_is_gone(
+    stage: Stage, gone: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(moves, "UNDER_WAY", timedelta(0))  # it was promoted a moment ago
+    learner = stage.learner("off")
+
+    def serves() -> bool:
+        last = learner.publisher.published.last(SCOPE)
+        return last is not None and learner.scopes.awake[SCOPE].version == last.version
+
+    def step_until(done: Callable[[], bool]) -> None:
+        until(done, turn=learner.step)
+
+    step_until(lambda: SCOPE in learner.scopes.awake and serves())
+    GONE[gone](stage, client_of(stage.registry), stage.registry.standing(SCOPE).name)
+
+    def again() -> bool:
+        standing = stage.registry.standings().get(SCOPE)
+        return standing is not None and standing.champion is not None
+
+    step_until(again)
+    champion = stage.standing.champion
+    assert champion is not None
+    step_until(lambda: serves() and learner.scopes.awake[SCOPE].version == champion)
+    assert stage.registry.digest(SCOPE, champion) == digest_of(SERVED)
+    step_until(lambda: any("no champion any more" in line for line in lines(caplog)))
+    assert sum("no champion any more" in line for line in lines(caplog)) == 1
+
+
+def test_a_run_that_was_deleted_costs_nothing(
+    registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    for policy in (FIRST, WINNER):
+        registry.register(policy, {"p": 1}, {"mae": 0.5})
+    registry.move("ab12", "champion", 1)
+    client = client_of(registry)
+    for version in registry.versions("ab12"):
+        client.delete_run(version.run)
+    tags = {2: {"trial": "promoted"}}
+    done = carry_out(registry, Move("ab12", "l", "won", tags, over=1, to=2))
+    assert not done.refusal and registry.standing("ab12").champion == 2
+    assert digest_of(registry.load("ab12", 2)) == digest_of(WINNER)
+    assert not lines(caplog, logging.ERROR)
+
+
+def test_artefacts_that_cannot_be_written_or_read_are_one_sentence(
+    desk: Registrar,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(registrar, "TRIES", 3)
+    artefacts = Path(registry.tracking_uri.removeprefix("sqlite:///")).parent / "artifacts"
+    shutil.move(artefacts, artefacts.with_name("away"))
+    artefacts.write_text("no folder")
+    desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+    desk.ask([("ab12", 1)])
+    until(lambda: not desk.waiting())
+    assert desk.given_up["refused"] == 1 and not desk.away_since
+    (told,) = lines(caplog, logging.ERROR)
+    assert "given up" in told and "what is served stays" in told and "\n" not in told
+    assert not any(record.exc_info for record in caplog.records)
+    assert registry.standing("ab12").champion == 1
+    client = client_of(registry)
+    held = client.get_experiment_by_name(EXPERIMENT)
+    states = {run.info.status for run in client.search_runs([held.experiment_id])}
+    assert states == {"FINISHED", "FAILED"}, "none is left as if it were under way"
+    artefacts.unlink()
+    shutil.move(artefacts.with_name("away"), artefacts)
+    desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+    assert settled(desk).version == 2
