@@ -49,7 +49,7 @@ class Worker:
     router: DraftRouter
     admission: Admission
     interleaver: Interleaver
-    life: str
+    incarnation: str
     supervisor: Supervisor | None = None
     feed: PolicyFeed | None = None
     page: MetricsPage | None = None
@@ -61,7 +61,7 @@ class Worker:
         return WorkerStatus(
             process=self.settings.name,
             scope=self.scope,
-            life=self.life,
+            life=self.incarnation,
             schema_id=SCHEMA_ID,
             time=time.time(),
             requests_started=counters.started,
@@ -222,9 +222,9 @@ def make_worker(
     ring = Ring(settings.queue_size) if settings.telemetry else None
     worker = _decider(settings, scope, token_classes, has_model, longest, Sink(ring))
     if ring is not None:
-        origin = Origin(scope, settings.name, worker.life, *names)
+        origin = Origin(scope, settings.name, worker.incarnation, *names)
         worker.supervisor = Supervisor(
-            kafka, ring, origin, worker.status, worker.interleaver, settings.events_per_s
+            kafka, ring, origin, worker.status, worker.interleaver.rounds, settings.events_per_s
         )  # fmt: skip
         worker.feed = PolicyFeed(kafka, scope, worker.admission)
         worker.supervisor.start()
@@ -246,7 +246,7 @@ def _decider(
     sink: Sink,
 ) -> Worker:
     """A worker without threads: router, admission and interleaver."""
-    policy, life = initial_policy(settings, scope), secrets.token_hex(8)
+    policy, incarnation = initial_policy(settings, scope), secrets.token_hex(8)
 
     def apply(policy: Policy) -> None:
         router.policy = policy
@@ -257,7 +257,7 @@ def _decider(
         settings.holdout,
         admission.held,
         first_or_counting(scope),
-        life,
+        incarnation,
         settings.start == "first",
     )
     router = DraftRouter(
@@ -266,4 +266,4 @@ def _decider(
         guarded=settings.floor,
     )  # fmt: skip
     router.costs, router.interleaver = LiveCosts(), interleaver
-    return Worker(settings, scope, router, admission, interleaver, life)
+    return Worker(settings, scope, router, admission, interleaver, incarnation)

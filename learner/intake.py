@@ -30,7 +30,6 @@ from learner.__main__ import main
 from learner.ingest.dead_letters import DeadLetters
 from learner.ingest.group import Group
 from learner.ingest.lessons import Intake, Lessons, encode_lessons
-from learner.ingest.shares import Shares
 from learner.ingest.source import RETRY_SECONDS, EventSource, Fetched
 from learner.ingest.workers import Workers
 from learner.page import Vitals, serving
@@ -41,6 +40,8 @@ log = logging.getLogger(__name__)
 
 GROUP: Final = "hvd-intake"
 POLL_SECONDS: Final = 0.05
+TURN_SECONDS: Final = 1.0
+"""For the records of one turn."""
 SETTLE_SECONDS: Final = 1.0
 """Between two commits, and statuses: what an intake that dies has sent twice."""
 DELIVERY_MS: Final = 10_000
@@ -57,8 +58,7 @@ class Relay:
         self.faults = 0  # lessons that Kafka takes from nobody
         self.vitals = Vitals()
         self.workers = Workers(kafka, self.process)
-        self.shares = Shares(float("inf"))
-        self.intake = Intake(DeadLetters(kafka), shares=self.shares)
+        self.intake = Intake(DeadLetters(kafka))
         self.status = StatusProducer(kafka)
         self._kafka = kafka
         self._group = Group(kafka, DRAFTS, GROUP, keeps=True)
@@ -71,19 +71,18 @@ class Relay:
 
     def step(self) -> None:
         """One turn; takes about ``POLL_SECONDS`` when idle."""
-        records = self.source.poll(POLL_SECONDS)
+        records = self.source.taken(POLL_SECONDS, TURN_SECONDS)
         if self._group.part is not self._part:
             self._part = self._group.part
             self._part.begin(self._safe)
             self._forget()
         self.workers.read()
-        self.shares.follow(self.workers.shares)
+        self.intake.shares = self.workers.shares
         try:
             for record in records:
                 lessons = self.intake.admit(record)
                 if lessons is not None and len(lessons.rows):
                     self._send(record, lessons)
-            self.source.done(records)
             if time.monotonic() >= self._settled_at + SETTLE_SECONDS:
                 self._settle()
         except AWAY as error:
@@ -106,7 +105,7 @@ class Relay:
                 linger_ms=20, compression_type="zstd", max_block_ms=5_000,
                 delivery_timeout_ms=DELIVERY_MS, request_timeout_ms=DELIVERY_MS // 2,
             )  # fmt: skip
-        share = self.shares.get(lessons.scope, 1.0)
+        share = self.intake.shares.get(lessons.scope, 1.0)
         source = Source(record.partition, record.offset, share)
         value = encode_lessons(lessons, source)
         key = lessons.scope.encode()
@@ -167,7 +166,6 @@ def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) 
         relay = Relay(kafka)
         relay.vitals = vitals
         try:
-            relay.workers.read(1.0)
             while not stop.is_set():
                 relay.step()
         finally:

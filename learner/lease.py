@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -21,10 +22,10 @@ from decoder.contracts.bundle import LEAP, NUMBERS_A_TERM
 from decoder.contracts.fields import NAME_LENGTH
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
-from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
+from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, log_error, open_producer
 from decoder.kafka.compacted import Compacted
-from decoder.kafka.faults import tell
 from decoder.limited_log import LimitedLog
+from learner.background import Background
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ def counts(claim: Claim, held: Claim | None) -> bool:
 
 
 class Lease:
-    """The leases of one learner. Nothing here waits for the broker longer than a moment."""
+    """The leases of one learner, which a thread of its own claims and renews: see :meth:`keep`."""
 
     def __init__(self, kafka: KafkaSettings, holder: str) -> None:
         """``holder`` names a place that one process at a time can have: see ``learner.home``."""
@@ -93,11 +94,18 @@ class Lease:
         self._read_at: dict[str, float] = {}
         self._terms: dict[str, int] = {}  # claimed by this process
         self._sent: dict[str, deque[tuple[int, float]]] = {}  # beat, and when
-        self._until: dict[str, float] = {}  # by our clock; of scopes that are ours
+        self._until: dict[str, tuple[float, int]] = {}  # by our clock, and the term, where ours
+        self._background = Background("lease")
         self._beat = 0
         self._own_read_at = time.monotonic()
         self._limited_log = LimitedLog()
         self._look_at = 0.0
+
+    def keep(self, wanted: Callable[[], Mapping[str, int]], ours: Callable[[str], bool]) -> None:
+        """Have :meth:`turn` called, where it is time, with what is ``wanted`` now; waits for
+        nothing. A learner that calls it no more loses its leases."""
+        if self._background.idle() and time.monotonic() >= self._look_at:
+            self._background.offer(partial(self.turn, wanted(), ours))
 
     def turn(
         self, wanted: Mapping[str, int], ours: Callable[[str], bool] = lambda scope: True
@@ -123,11 +131,13 @@ class Lease:
 
     def holds(self, scope: str, margin: float = 0.0) -> bool:
         """Whether ``scope`` is ours, and for ``margin`` seconds to come. Any thread may ask."""
-        return time.monotonic() + margin < self._until.get(scope, 0.0)
+        return self.term(scope, margin) > 0
 
-    def term(self, scope: str) -> int:
-        """The term under which ``scope`` is held."""
-        return self._terms.get(scope, 0)
+    def term(self, scope: str, margin: float = 0.0) -> int:
+        """The term under which ``scope`` is ours, and for ``margin`` seconds to come; 0 where it is
+        not. Any thread may ask."""
+        until, term = self._until.get(scope, (0.0, 0))
+        return term if time.monotonic() + margin < until else 0
 
     def holder_of(self, scope: str) -> str:
         """Who holds ``scope`` for all that is known, or ""."""
@@ -136,6 +146,8 @@ class Lease:
 
     def close(self) -> None:
         """Give up what is held, so that nobody waits for it, and leave the broker."""
+        if not self._background.close():
+            return
         try:
             self._give_up(self._terms)
         except AWAY as error:
@@ -193,7 +205,7 @@ class Lease:
         under_way.add_errback(self._refused)
 
     def _refused(self, error: BaseException) -> None:
-        tell(self._limited_log, LEASE.name, "written", error)
+        log_error(self._limited_log, LEASE.name, "written", error)
 
     def _ends_at(self, scope: str, claim: Claim) -> float:
         """Until when ``claim`` is our lease; 0 where it is none."""
@@ -219,4 +231,4 @@ class Lease:
             forgotten = next(iter(self._held))
             for known in (self._held, self._read_at, self._until):
                 known.pop(forgotten, None)
-        self._until[scope] = self._ends_at(scope, claim)
+        self._until[scope] = self._ends_at(scope, claim), claim.term

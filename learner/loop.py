@@ -1,8 +1,8 @@
 """The learner: consume, learn, register what won, publish what is served, checkpoint, report.
 
-One thread, one step after another, several scopes; MLflow has a thread of its own, and nothing here
-waits for it. Kafka or MLflow going away is logged and tried again later; what was learned until
-then is kept.
+One thread, one step after another, several scopes. It waits for no server: MLflow, each topic that
+is followed and each producer have threads of their own. Kafka or MLflow going away is logged and
+tried again later; what was learned until then is kept.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from decoder.contracts.bundle import CHAMPION, TRIAL, Policy
-from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
-from decoder.contracts.topics import LESSONS, TRIALS
-from decoder.kafka.clients import AWAY
+from decoder.contracts.topics import LESSONS, TRIALS, policy_key
 from decoder.limited_log import LimitedLog
 from learner import state, topics
 from learner.home import holder_of, occupied
@@ -30,7 +29,7 @@ from learner.ingest.dead_letters import DeadLetters
 from learner.ingest.group import Group
 from learner.ingest.lessons import Intake, Lessons
 from learner.ingest.shares import Shares
-from learner.ingest.source import RETRY_SECONDS, EventSource
+from learner.ingest.source import EventSource, Fetched
 from learner.ingest.workers import Workers
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.page import Vitals, serving
@@ -48,11 +47,15 @@ log = logging.getLogger(__name__)
 
 GROUP: Final = "hvd-learners"
 POLL_SECONDS: Final = 0.25
+TURN_SECONDS: Final = 1.0
+"""For the records of one turn: leases and health must not wait for a backlog."""
 FOLLOW_SECONDS: Final = 1.0
 CHECKPOINT_SECONDS: Final = 10.0
 CHECKPOINT_BYTES_A_SECOND: Final = 2 * 2**20
 """After one that was larger the next one is later; what is read again is known by its sequence."""
 STATUS_SECONDS: Final = 1.0
+SLICE: Final = 500
+"""Scopes that nothing happens in which are looked at in one turn of following the registry."""
 ESTABLISHED: Final = 100
 """Drafts before a scope enters the registry: its name comes from the topic, where anybody may make
 one up, and until then its workers have the first policy anyway."""
@@ -69,8 +72,9 @@ class Learner:
         self.scopes = resumed.scopes
         self.faults = resumed.faults
         self.group: Group | None = None
+        holder = holder_of(settings.state_dir)
         if settings.topic is LESSONS:
-            self.group = Group(kafka, LESSONS, GROUP, keeps=False)
+            self.group = Group(kafka, LESSONS, GROUP, keeps=False, instance=holder)
         self.source = EventSource(
             kafka, resumed.offsets, resumed.skipped, settings.topic, resumed.marks, self.group
         )
@@ -83,7 +87,7 @@ class Learner:
             self.dead, resumed.sequences, resumed.refused,
             resumed.repeated, shares, relayed=self.group is not None,
         )  # fmt: skip
-        self.lease = Lease(kafka, holder_of(settings.state_dir))
+        self.lease = Lease(kafka, holder)
         registry = Registry.of(settings)
         self.registrar = Registrar(
             registry, self.lease.holds, resumed.waiting, self._busy, by=self.lease.holder,
@@ -98,6 +102,8 @@ class Learner:
         self.status = StatusProducer(kafka)
         self.vitals = Vitals()
         self.standings: Mapping[str, Standing] = {}
+        self._unpublished = set[str]()  # scopes of which something is to lie on the policy topic
+        self._slice_at = 0
         self._limited_log = LimitedLog()
         self._seen = False  # whether the registry has said, once, what stands in it
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
@@ -107,31 +113,19 @@ class Learner:
     def step(self) -> None:
         """One turn; takes about ``POLL_SECONDS`` when idle."""
         # 1. Consume, and learn from each record once, in order of arrival.
-        records = self.source.poll(POLL_SECONDS) if self._knows_anyone() else []
-        read = dict(self.source.offsets)
-        for record in records:
-            read[record.partition] = record.offset + 1
-            lessons = self.intake.admit(record)
-            if lessons is None:
-                continue
-            if lessons.scope not in self.scopes.entries and not self.workers.know(lessons.scope):
-                self.unknown += lessons.events
-                continue
-            if lessons.batch.source is not None and not self.lease.holds(lessons.scope):
-                self.shares.follow({lessons.scope: lessons.batch.source.share})
-            self.shares.count(lessons.scope, lessons.drafts)
-            self.rollouts.hear(lessons.scope)
-            self._learn(lessons, read)
+        self._consume()
         self.rollouts.read()
         self.workers.read()
-        # 2. Only what is learned from, or refused for good, counts as read.
-        self.source.done(records)
-        others = (s for s in self.workers.shares if s in self.scopes.entries)
-        self.shares.follow({s: self.workers.shares[s] for s in others if not self.lease.holds(s)})
+        # 2. Follow the holders of scopes in how much is learned from.
+        said = self.workers.shares
+        others = (s for s in said if s in self.scopes.entries and not self.lease.holds(s))
+        self.shares.follow({s: said[s] for s in others})
         near, lag = self.source.is_near_the_end(), self.source.lag()
         self.shares.look(time.monotonic(), near, self.lease.holds, lag)
         # 3. Keep what is ours to promote and publish.
-        self.lease.turn(self._wanted(), self._ours)
+        self.lease.keep(self._wanted, self._ours)
+        for sent in self.publisher.acknowledged():
+            self._published(sent)
         # 4. Take what the registry's thread has found out; ask it for what is to be served.
         for answer in self.registrar.answers():
             self._take(answer)
@@ -163,7 +157,7 @@ class Learner:
                     refused=intake.refused,
                     repeated=intake.repeated,
                     faults=self.faults,
-                    published=self.publisher.published.numbers,
+                    published=dict(self.publisher.published.numbers),
                     round_offsets=self.rollouts.source.offsets,
                     round_marks=self.rollouts.source.marks,
                     round_sequences=self.rollouts.sequences,
@@ -177,23 +171,39 @@ class Learner:
         self._checkpoint_at = now + max(CHECKPOINT_SECONDS, written / CHECKPOINT_BYTES_A_SECOND)
 
     def close(self) -> None:
-        """Let go of leases, broker and registry; saves nothing."""
+        """Let go of leases, broker, registry and store; saves nothing."""
         for part in (
             self.registrar, self.lease, self.source, self.rollouts, self.workers, self.dead,
             self.publisher, self.status, self.group,
         ):  # fmt: skip
             if part is not None:
                 part.close()
+        self.scopes.store.close()
 
-    def _knows_anyone(self) -> bool:
-        """False where it cannot be told yet whom workers serve: all that lies there would be
-        passed over. Waits as the source does that finds nothing."""
-        known = bool(self.scopes.entries) or self.workers.begun()
-        if not known:
-            time.sleep(POLL_SECONDS)
-        return known
+    def _consume(self) -> None:
+        """Learn from what has come. What is learned from, or refused for good, counts as read."""
+        if not self.scopes.entries and not self.workers.begun:
+            time.sleep(POLL_SECONDS)  # whom workers serve is not known: all would be passed over
+            return
+        for record in self.source.taken(POLL_SECONDS, TURN_SECONDS):
+            lessons = self.intake.read(record)
+            if lessons is None:
+                continue
+            is_known = lessons.scope in self.scopes.entries or self.workers.knows(lessons.scope)
+            if is_known is None:
+                return  # it is looked up: the record comes again
+            if not self.intake.is_new(record, lessons):
+                continue
+            if not is_known:
+                self.unknown += lessons.events
+                continue
+            if lessons.batch.source is not None and not self.lease.holds(lessons.scope):
+                self.shares.follow({lessons.scope: lessons.batch.source.share})
+            self.shares.count(lessons.scope, lessons.drafts)
+            self.rollouts.hear(lessons.scope)
+            self._learn(lessons, record)
 
-    def _learn(self, admitted: Lessons, read: Mapping[int, int]) -> None:
+    def _learn(self, admitted: Lessons, record: Fetched) -> None:
         name = admitted.scope
         try:
             scope = self.scopes.of(name, admitted.events)
@@ -203,6 +213,7 @@ class Learner:
             self.scopes.pass_over(name, "side", admitted.passed)
             alarms = scope.feed(admitted.rows, admitted.drafts)
             won = scope.candidate()
+            read = self.source.offsets | {record.partition: record.offset + 1}
             winner = registration_of(scope, won, read) if won is not None else None
         except Exception:  # noqa: BLE001 -- one record must not end the learner, nor this scope
             self._limited_log.exception(
@@ -212,7 +223,9 @@ class Learner:
             self.scopes.abandon(name, "fault")
             return
         if alarms:
-            log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
+            log.info(
+                "scope %s: traffic changed, MAE now %.2f tokens", name, scope.skill.figures()["mae"]
+            )
         if won is not None and winner is not None:
             log.info("scope %s: a candidate won: %s", name, won.reason)
             self.registrar.hand(winner)
@@ -224,9 +237,8 @@ class Learner:
 
     def _wanted(self) -> dict[str, int]:
         """Scopes to hold, those that wait to be published among them, and their known terms."""
-        unpublished = {name for name in self.standings if self._due(name)}
         term = self.publisher.published.term
-        wanted = self._established() | unpublished | self.rollouts.open()
+        wanted = self._established() | self._unpublished | self.rollouts.open()
         wanted = {name for name in wanted if self._ours(name)}
         return {name: term(name) for name in sorted(wanted)}
 
@@ -243,9 +255,10 @@ class Learner:
         return {role: one for role, one in due.items() if one and one != there[role]}
 
     def _sendable(self, scope: str) -> dict[str, tuple[int, float]]:
-        """What is due but for what was just sent and does not stay there."""
+        """What is due but for what is on its way, or was sent and does not stay there."""
         waits = self.publisher.waits
-        return {r: one for r, one in self._due(scope).items() if not waits(scope, r, *one)}
+        due = self._due(scope) if self.publisher.current else {}
+        return {r: one for r, one in due.items() if not waits(scope, r, *one)}
 
     def _busy(self, scope: str) -> bool:
         return self.rollouts.busy(scope)
@@ -267,17 +280,25 @@ class Learner:
     def _follow(self) -> None:
         """Ask for every policy that is served and not yet in force here or on the topic."""
         self._follow_at = time.monotonic() + FOLLOW_SECONDS
-        try:
-            current = self.publisher.published.read()
-        except AWAY:  # the log has it
-            self._follow_at = time.monotonic() + RETRY_SECONDS
-            return
+        self.publisher.follow()
         if not self._seen:
             return
-        if current:
-            self.rollouts.follow(self.standings)
+        part = self._slice()
+        if self.publisher.current:
+            self.rollouts.follow(part)
+            left = {name for name in self._unpublished - part.keys() if name in self.standings}
+            # what cannot be read may be another release's: its lease is not to be kept from it
+            unreadable = self.registrar.is_unreadable
+            self._unpublished = left | {
+                name
+                for name in part
+                if any(not unreadable(name, version) for version, _ in self._due(name).values())
+            }
         wanted = set()
-        for name, standing in self.standings.items():
+        for name, learned in self.scopes.awake.items():
+            if (tried := self.rollouts.judge(learned)) is not None:
+                wanted.add((name, tried))
+        for name, standing in part.items():
             scope = self.scopes.awake.get(name)
             if standing.served and scope is not None and scope.version != standing.served:
                 wanted.add((name, standing.served))
@@ -295,35 +316,48 @@ class Learner:
                 tags = {"origin": origin, **(scope.served if scope else {})}
                 self.registrar.hand(Registration(policy, tags=tags))
 
+    def _slice(self) -> dict[str, Standing]:
+        """The aliases of the scopes in which something happens, and of others in turn: a registry
+        may hold those of years."""
+        names = [*self.standings]
+        at = self._slice_at if self._slice_at < len(names) else 0
+        self._slice_at = at + SLICE
+        busy = self.scopes.awake.keys() | self._unpublished | self.rollouts.open()
+        chosen = {*names[at : at + SLICE], *busy} & self.standings.keys()
+        return {name: self.standings[name] for name in chosen}
+
     def _serve(self, policy: Policy) -> None:
-        """Publish a policy where the topic lacks it, if the scope is ours; then judge against it,
-        unless its alias was moved on meanwhile."""
-        name, version = policy.scope, policy.version
+        """Have a policy published where the topic lacks it, if the scope is ours; then judge
+        against it."""
+        name, term = policy.scope, partial(self.lease.term, policy.scope, MARGIN_SECONDS)
         for role, (due, share) in self._sendable(name).items():
-            if due != version or not self.lease.holds(name, MARGIN_SECONDS):
-                continue
-            try:
-                sent = self.publisher.publish(
-                    replace(policy, share=share), self.lease.term(name), role
-                )
-            except BrokerError as error:
-                self._limited_log.warning(
-                    "%s; what was published stays, and it is tried again", error
-                )
-                return
-            log.info(
-                "scope %s: version %d published for %s, number %d",
-                name, due, role, sent.publication,
-            )  # fmt: skip
-            if role == TRIAL:
-                self.rollouts.published(sent)
-            else:
-                policy = sent
+            if due == policy.version and term():
+                self.publisher.begin(name, role, term, replace(policy, share=share))
+        if policy_key(name, CHAMPION) not in self.publisher.pending:
+            self._crown(policy)
+
+    def _published(self, sent: Policy) -> None:
+        """What was begun lies on the topic now."""
+        log.info(
+            "scope %s: version %d published for %s, number %d",
+            sent.scope, sent.version, sent.role, sent.publication,
+        )  # fmt: skip
+        self._follow_at = 0.0
+        if sent.role == TRIAL:
+            self.rollouts.published(sent)
+        else:
+            self._crown(sent)
+
+    def _crown(self, policy: Policy) -> None:
+        """Judge against ``policy`` from now on, unless its alias was moved on meanwhile."""
+        name, version = policy.scope, policy.version
         scope = self.scopes.awake.get(name)
         served = self.standings.get(name, Standing(name)).served
         if scope is not None and scope.version != version == served:
             self.scopes.of(name).crown(policy)
             self._checkpoint_at = 0.0
+        elif scope is not None and self.rollouts.judge(scope) == version:
+            self.scopes.of(name).put_on_trial(policy)
 
     def _report(self) -> None:
         self._status_at = time.monotonic() + STATUS_SECONDS
@@ -354,7 +388,7 @@ class Learner:
         decides = scope.champion.parameter_name
         return {
             "scope": name,
-            "events_consumed": self.scopes.entries[name].events,
+            "events_consumed": self.scopes.entries[name],
             "losses": dict(self.scopes.lost.get(name, {})),
             "drafts_consumed": scope.total,
             "share": self.shares.get(name, 1.0),
@@ -362,7 +396,7 @@ class Learner:
             "updates": scope.learners.updates,
             "drifts": sum(scope.alarms.values()),
             "last_drift_at": scope.last_alarm_at,
-            "mae": scope.mae,
+            **scope.skill.figures(),
             "predicted_tokens": scope.predicted,
             "accepted_tokens": scope.accepted,
             "candidates": scope.candidates,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any, Final
 
 from kafka.errors import MessageSizeTooLargeError
@@ -12,13 +13,18 @@ from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import STATUS, Topic
 from decoder.kafka.clients import AWAY, close, open_brief_producer
 from decoder.limited_log import LimitedLog
+from learner.background import Background
 
 RETRY_SECONDS: Final = 10.0
+MOST: Final = 500
+MOST_BYTES: Final = 2**20
+"""Records that wait for the broker, and bytes of one: none takes more unless told to."""
 Header = tuple[str, bytes]
 
 
 class BriefProducer:
-    """Sends what can be done without as well as it can; never raises, and gives up quickly.
+    """Sends what can be done without as well as it can, by a thread of its own; never raises, and
+    gives up quickly.
 
     ``failed`` counts what no broker took.
     """
@@ -27,12 +33,25 @@ class BriefProducer:
         self.failed = 0
         self._kafka, self._purpose = kafka, purpose
         self._producer: Any = None
+        self._background = Background(purpose)
         self._retry_at = 0.0
         self._limited_log = LimitedLog()
 
     def put(self, topic: Topic, value: bytes, key: bytes | None, headers: list[Header]) -> None:
-        """Hand a record to the client, or count it as failed."""
-        if time.monotonic() < self._retry_at:
+        """Have a record handed to the client, or count it as failed."""
+        full = len(value) > MOST_BYTES or self._background.waiting >= MOST
+        if full or time.monotonic() < self._retry_at:
+            self.failed += 1
+        else:
+            self._background.offer(partial(self._send, topic, value, key, headers))
+
+    def close(self) -> None:
+        """Leave the broker."""
+        if self._background.close():
+            close(self._producer)
+
+    def _send(self, topic: Topic, value: bytes, key: bytes | None, headers: list[Header]) -> None:
+        if time.monotonic() < self._retry_at:  # as of one before it
             self.failed += 1
             return
         try:
@@ -44,10 +63,6 @@ class BriefProducer:
             self.failed += 1  # it is too large with its headers, and no other is
         except AWAY as failure:
             self._lost(failure)
-
-    def close(self) -> None:
-        """Leave the broker."""
-        close(self._producer)
 
     def _lost(self, failure: BaseException) -> None:
         self.failed += 1

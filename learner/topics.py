@@ -37,10 +37,6 @@ RETRY_SECONDS: Final = 2.0
 CLEANUP: Final = "cleanup.policy"
 RETENTION: Final = "retention.ms"
 SEGMENT: Final = "segment.ms"
-LARGEST: Final = "max.message.bytes"
-LARGEST_BYTES: Final = 1_000_000
-"""Some less than Kafka's own: records of events and most policies are smaller, all are not."""
-IN_SYNC: Final = "min.insync.replicas"
 SEGMENT_MS: Final = 604_800_000
 """Kafka's own ``segment.ms``, a week, which is its ``retention.ms`` as well."""
 SHORT_MS: Final = 3_600_000
@@ -77,7 +73,7 @@ def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) ->
         BrokerAway: the broker cannot be reached, or says what passes: to ask again may help.
         BrokerError: it refuses; with the command that would do it.
     """
-    with _admin(kafka, REQUEST_MS) as admin:
+    with reached(kafka, REQUEST_MS) as admin:
         there = set(admin.list_topics())
         for topic in TOPICS:
             if topic.name not in there:
@@ -101,45 +97,6 @@ def wait_until_right(kafka: KafkaSettings, stop: threading.Event) -> None:
         except BrokerAway as error:
             log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
             stop.wait(RETRY_SECONDS)
-
-
-def harmful(kafka: KafkaSettings) -> list[str]:
-    """A sentence for each of our topics that is set so that it does harm, or is missing where
-    others are there; changes nothing.
-
-    Raises:
-        BrokerError: the broker is away, or refuses.
-    """
-    with _admin(kafka, REQUEST_MS) as admin:
-        names = set(admin.list_topics())
-        there = [topic for topic in TOPICS if topic.name in names]
-        if not there:
-            return []
-        told = settings_of(admin, there)
-        replicas = {
-            each["name"]: min((len(p["replica_nodes"]) for p in each["partitions"]), default=1)
-            for each in admin.describe_topics([topic.name for topic in there])
-        }
-    found = [f"{t.name} is missing: start a learner" for t in TOPICS if t not in there]
-    for topic in there:
-        found += _harms(topic, replicas[topic.name], told.get(topic.name, {}))
-    return found
-
-
-def _harms(topic: Topic, replicas: int, told: Mapping[str, str]) -> Iterator[str]:
-    name, cleanup = topic.name, told.get(CLEANUP, topic.cleanup)
-    if cleanup != topic.cleanup:
-        what = "forgets what is served" if topic.compacted else "keeps one record of each worker"
-        yield f"{name} has {CLEANUP}={cleanup} and {what}: set {topic.cleanup}"
-    kept = int(told.get(RETENTION, "-1"))
-    if topic is DRAFTS and 0 <= kept < SHORT_MS:
-        yield f"{name} has {RETENTION}={kept}: a learner away for longer loses events"
-    largest = int(told.get(LARGEST, LARGEST_BYTES))
-    if largest < LARGEST_BYTES:
-        yield f"{name} has {LARGEST}={largest} and refuses larger records: set 1048576 at least"
-    needed = int(told.get(IN_SYNC, "1"))
-    if needed > replicas:
-        yield f"{name} has {IN_SYNC}={needed} and {replicas} replicas: it takes no record"
 
 
 def read(path: Path) -> dict[str, Declared]:
@@ -190,7 +147,7 @@ def declare(kafka: KafkaSettings, topics: Mapping[str, Declared]) -> None:
     Raises:
         BrokerError: the broker is away, or refuses.
     """
-    with _admin(kafka, DECLARE_MS) as admin:
+    with reached(kafka, DECLARE_MS) as admin:
         there = topics.keys() & set(admin.list_topics())
         for name in topics.keys() - there:
             _create(admin, name, topics[name])
@@ -208,7 +165,7 @@ def declare(kafka: KafkaSettings, topics: Mapping[str, Declared]) -> None:
 
 
 @contextmanager
-def _admin(kafka: KafkaSettings, patience_ms: int) -> Iterator[Any]:
+def reached(kafka: KafkaSettings, patience_ms: int) -> Iterator[Any]:
     """A client, and what it raises as one of our errors."""
     if not listens(kafka):
         raise BrokerAway(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -12,9 +13,18 @@ from decoder.contracts.errors import EngineError, HvdError, ProcessError, Settin
 from decoder.contracts.loopback import proxy_of
 from decoder.contracts.masking import masked
 from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DRAFTS, TOPICS, Topic
 from decoder.settings import WorkerSettings
 from decoder.tenancy.key import VARIABLE, key_of
-from learner.topics import BrokerAway, harmful
+from learner.topics import (
+    CLEANUP,
+    REQUEST_MS,
+    RETENTION,
+    SHORT_MS,
+    BrokerAway,
+    reached,
+    settings_of,
+)
 from pipelines import embedded, machine
 from pipelines.stack import broker
 from pipelines.stack.running import TRACKING_VARIABLE, responds
@@ -29,6 +39,12 @@ PINS: Final = {
 """What the lock files install; ``tests/pipelines`` keeps the two equal."""
 EXTRAS: Final = {"torch": "worker", "transformers": "worker", "mlflow": "learner"}
 """What brings them beside a vLLM of one's own."""
+
+
+LARGEST: Final = "max.message.bytes"
+LARGEST_BYTES: Final = 1_000_000
+"""Some less than Kafka's own: records of events and most policies are smaller, all are not."""
+IN_SYNC: Final = "min.insync.replicas"
 
 
 SHARED: Final = {
@@ -121,6 +137,45 @@ def topics() -> Check:
         found = [str(error)]
     fix = "kafka-configs.sh --alter, or python -m learner.topics deploy/kafka/topics.toml"
     return Check("topics", not found, "; ".join(found) or "do no harm", fix, blocks=False)
+
+
+def harmful(kafka: KafkaSettings) -> list[str]:
+    """A sentence for each of our topics that is set so that it does harm, or is missing where
+    others are there; changes nothing.
+
+    Raises:
+        BrokerError: the broker is away, or refuses.
+    """
+    with reached(kafka, REQUEST_MS) as admin:
+        names = set(admin.list_topics())
+        there = [topic for topic in TOPICS if topic.name in names]
+        if not there:
+            return []
+        told = settings_of(admin, there)
+        replicas = {
+            each["name"]: min((len(p["replica_nodes"]) for p in each["partitions"]), default=1)
+            for each in admin.describe_topics([topic.name for topic in there])
+        }
+    found = [f"{t.name} is missing: start a learner" for t in TOPICS if t not in there]
+    for topic in there:
+        found += _harms(topic, replicas[topic.name], told.get(topic.name, {}))
+    return found
+
+
+def _harms(topic: Topic, replicas: int, told: Mapping[str, str]) -> Iterator[str]:
+    name, cleanup = topic.name, told.get(CLEANUP, topic.cleanup)
+    if cleanup != topic.cleanup:
+        what = "forgets what is served" if topic.compacted else "keeps one record of each worker"
+        yield f"{name} has {CLEANUP}={cleanup} and {what}: set {topic.cleanup}"
+    kept = int(told.get(RETENTION, "-1"))
+    if topic is DRAFTS and 0 <= kept < SHORT_MS:
+        yield f"{name} has {RETENTION}={kept}: a learner away for longer loses events"
+    largest = int(told.get(LARGEST, LARGEST_BYTES))
+    if largest < LARGEST_BYTES:
+        yield f"{name} has {LARGEST}={largest} and refuses larger records: set 1048576 at least"
+    needed = int(told.get(IN_SYNC, "1"))
+    if needed > replicas:
+        yield f"{name} has {IN_SYNC}={needed} and {replicas} replicas: it takes no record"
 
 
 def registry() -> Check:

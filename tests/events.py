@@ -30,6 +30,7 @@ class DraftEvent(NamedTuple):
     publication: int
     role: str
     side: str
+    round: int | None
     parameter: float
     parameter_name: str
     predicted: float
@@ -80,7 +81,8 @@ def events_of(batch: EventBatch) -> list[DraftEvent]:
     """The events of a batch."""
     lists: dict[str, list[Any]] = {n: column.tolist() for n, column in batch.numbers.items()}
     lists |= batch.names
-    lists["model_accepted"] = [None if n < 0 else n for n in lists["model_accepted"]]
+    for name in (field.name for field in NUMBERS if field.nullable):
+        lists[name] = [None if n < 0 else n for n in lists[name]]
     drafts = zip(batch.features, lists["draft_len"], strict=True)
     features = [vector if length else None for vector, length in drafts]
     columns = [lists[field.name] for field in FIELDS]

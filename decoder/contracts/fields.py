@@ -90,6 +90,9 @@ FIELDS: Final = (
           "of the serving policy: `champion`, `trial`, `first`"),
     Field("side", "step", _INTERNED, _TEXT, "", "variant that decided the step; empty outside of "
           "comparisons"),
+    Field("round", "step", "i8", _LARGE, "", "number of the round of `hvd.trials.v2` in this life "
+          "that the step is in; null outside of comparisons. A cancelled round has a number and no "
+          "record. Absent from records of earlier releases", nullable=True, optional=-1.0),
     Field("parameter", "step", "f8", (-1e12, 1e12), "", "the policy's decision parameter"),
     Field("parameter_name", "step", _INTERNED, _TEXT, "", "`threshold` (tokens), or `rate` (tokens "
           "a request commits in the time of a step without drafts, the worker's recent mean)"),

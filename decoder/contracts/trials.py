@@ -84,7 +84,7 @@ class Round(BaseModel):
     scope: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{1,64}$")]
     worker: Annotated[str, StringConstraints(max_length=256)]
     life: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,32}$")]
-    number: Count  # of the round since the worker started, from 0
+    number: Count  # of the round since the worker started; those not here were cancelled or lost
     time: Annotated[float, Field(ge=0, le=2.0**36)]  # seconds since the epoch, at its end
     unit: Count | None = None  # the cluster: successive rounds with requests in common
     blocks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=MAX_BLOCKS, strict=False)]

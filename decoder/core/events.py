@@ -40,7 +40,7 @@ class Sink:
         Raises:
             ValueError: the ring's string table is full.
         """
-        return self.ring.word(text) if self.ring is not None else 0
+        return self.ring.intern(text) if self.ring is not None else 0
 
     def names(self, name: str, options: RequestOptions) -> bytes | None:
         """A request's names packed for rows; None if they cannot be encoded."""
@@ -53,16 +53,17 @@ class Sink:
     def step(
         self,
         policy: Policy,
-        side: str,
+        block: tuple[str, int],
         parameter: float,
         wall: float,
         batch: int,
         draft_us: float,
     ) -> NDArray[np.uint8]:
-        """Packed ``STEP`` fields of a step's events; ``wall`` in seconds since the epoch."""
+        """Packed ``STEP`` fields of a step's events; ``block`` is the variant that decides it and
+        its round, "" and -1 outside of comparisons, ``wall`` in seconds since the epoch."""
         ids = 0, -1, 0
         try:
-            ids = self.word(policy.role), self.word(side), self.word(policy.parameter_name)
+            ids = self.word(policy.role), self.word(block[0]), self.word(policy.parameter_name)
         except ValueError:
             self._limited_log.exception("no events can be made of a step")
         values = {
@@ -71,6 +72,7 @@ class Sink:
             "draft_us": draft_us,
             "step_us": 0.0,  # filled after the step, as is step_tokens
             "publication": policy.publication,
+            "round": block[1],
             "policy_version": policy.version,
             "batch_size": batch,
             "step_tokens": 0,

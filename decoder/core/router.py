@@ -245,8 +245,11 @@ class DraftRouter:
         policy, situation = variant.policy, step.situation
         draft_us = self.timer.end_choice(variant, self._num_tracked)
         self.counters.choose_us.append(draft_us)
+        block = "", -1
+        if variant.name and self.interleaver is not None:
+            block = variant.name, self.interleaver.number
         self.requests.event[:] = self.requests.sink.step(
-            policy, variant.name,
+            policy, block,
             self.rate.value if policy.kind == "survival" else policy.threshold, time.time(),
             step.batch_size, draft_us,
         )  # fmt: skip

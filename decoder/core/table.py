@@ -30,7 +30,7 @@ from decoder.core.payoff.memory import KINDS, PRIOR_FIRST, PRIOR_LOG, Payoffs
 from decoder.core.requests import RequestOptions
 from decoder.drafting.drafts import Tokens
 from decoder.drafting.matches import BACK, Scratch, Written, scratch_for
-from decoder.drafting.pages import Pool
+from decoder.drafting.windows import Pool
 from decoder.policy.rule import ARMS, CANDIDATE
 
 REQUEST: Final = np.dtype(
@@ -45,7 +45,7 @@ REQUEST: Final = np.dtype(
         ("cycle", "i8"),  # number of its open cycle, -1 for none
         ("num_cycles", "i8"),
         ("drafted_at", "i8"),  # its length when it last had a model draft
-        ("index", "i8"),  # row of its text index, 0 for none
+        ("index", "i8"),  # window of its text, 0 for none
         ("memory", "i8"),  # row of its payoff memory
         ("num_stops", "i8"),  # stop token ids
         ("num_open", "i8"),  # open labels

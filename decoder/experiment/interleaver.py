@@ -21,13 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy
-from decoder.experiment.block import (
-    WARMUP_TOKENS,
-    WINDOW_TOKENS,
-    BlockTotals,
-    StepOutcome,
-    Totals,
-)
+from decoder.experiment.block import WARMUP_TOKENS, WINDOW_TOKENS, BlockTotals, StepOutcome, Totals
 from decoder.experiment.variants import OUTSIDE, STOCK, Variant
 
 MAX_PENDING_ROUNDS: Final = 256
@@ -82,6 +76,8 @@ class Interleaver:
         """
         self.rounds: deque[FinishedRound] = deque()
         self.rounds_made = self.rounds_dropped = 0
+        self.number = -1
+        """Of the last round that began; one that is cancelled keeps its own."""
         self._totals: dict[str, Totals] = {OUTSIDE: Totals()}
         self.failures: Counter[str] = Counter()
         self.comparing = False
@@ -171,19 +167,12 @@ class Interleaver:
         """Variants that may take part, each with the share of steps that a trial gives it."""
         champion, trial = self._serving
         assert champion is not None, "called before a step"
-        eligible = {}
-        for name in self._names:
-            variant = STOCK.get(name) or Variant(FIRST, self._policies.get(FIRST, self._first))
-            eligible[name] = variant, 0.0
+        first = self._policies.get(FIRST, self._first)
+        eligible = {name: (STOCK.get(name) or Variant(FIRST, first), 0.0) for name in self._names}
         if trial is not None and trial.share > 0.0:
             eligible[TRIAL] = Variant(TRIAL, trial), trial.share
-            first = self._policies.get(FIRST, self._first)
-            enabled = self._disabled.get(TRIAL) is not trial
-            if (
-                enabled
-                and self._anchored
-                and (FIRST in eligible or champion.digest != first.digest)
-            ):
+            differs = FIRST in eligible or champion.digest != first.digest
+            if self._anchored and differs and self._disabled.get(TRIAL) is not trial:
                 eligible[FIRST] = Variant(FIRST, first), trial.share
         return {n: v for n, v in eligible.items() if self._disabled.get(n) is not v[0].policy}
 
@@ -216,6 +205,7 @@ class Interleaver:
         if not variants:
             self._gap = -1.0
             return
+        self.number += 1
         variants.append(Variant(CHAMPION, champion))
         self._random.shuffle(variants)
         self._waiting, self._finished, self._prefill_us = variants, [], 0.0
@@ -240,17 +230,15 @@ class Interleaver:
             block.charge_prefill(each * block.variant.uses_model)
             self._prefill_us -= each * block.variant.uses_model
         sessions = set[str]().union(*(block.sessions for block in self._finished))
-        full = self.rounds_made - self._cluster >= MAX_CLUSTER_ROUNDS
+        full = self.number - self._cluster >= MAX_CLUSTER_ROUNDS
         if full or sessions.isdisjoint(self._cluster_sessions):
-            self._cluster, self._cluster_sessions = self.rounds_made, sessions
-        finished = FinishedRound(
-            self.rounds_made, time.time(), tuple(self._finished), self._cluster
-        )
-        self.rounds_made += 1
+            self._cluster, self._cluster_sessions = self.number, sessions
         if len(self.rounds) < MAX_PENDING_ROUNDS:
-            self.rounds.append(finished)
+            blocks = tuple(self._finished)
+            self.rounds.append(FinishedRound(self.number, time.time(), blocks, self._cluster))
         else:
             self.rounds_dropped += 1
+        self.rounds_made += 1
         for block in self._finished:
             self._totals.setdefault(block.variant.name, Totals()).add_block(block)
         self._finished = []

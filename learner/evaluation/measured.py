@@ -12,8 +12,7 @@ mixes arms, a step's time is booked on each of its requests as if all had chosen
 difference between the arms then comes out smaller than it is.
 
 **Payoffs.** A cache draft's is its label, seen or in hindsight. The model draft's is seen only
-where it was chosen, so its mean stands for every draft; where cache drafts look good it may be
-higher.
+where it was verified; ``learner.evaluation.tune.worth`` bounds it elsewhere.
 """
 
 from __future__ import annotations
@@ -58,16 +57,20 @@ class Costs:
         """Whether a model drafter has been observed at all."""
         return self.seen[MODEL] >= MIN_ARM
 
-    def outcome(self, rows: Rows, choice: Choice) -> tuple[Floats, Floats]:
-        """Tokens committed [..., n] and time [..., n] of making ``choice`` [..., n] at ``rows``."""
+    def outcome(
+        self, rows: Rows, choice: Choice, model: ArrayLike | None = None
+    ) -> tuple[Floats, Floats]:
+        """Tokens committed [..., n] and time [..., n] of making ``choice`` [..., n] at ``rows``;
+        ``model`` [..., n] tokens of a model draft are accepted, their mean if not given."""
         arms, lengths = choice.arms, choice.lengths
         cache, model = arms == CACHE, arms == MODEL
 
-        def by_arm(of_cache: ArrayLike, of_model: float) -> Floats:
+        def by_arm(of_cache: ArrayLike, of_model: ArrayLike) -> Floats:
             found: Floats = np.where(cache, of_cache, np.where(model, of_model, 0.0))
             return found
 
-        committed = 1.0 + by_arm(np.minimum(rows.accepted, lengths), self.model_accepted)
+        accepted = self.model_accepted if model is None else model
+        committed = 1.0 + by_arm(np.minimum(rows.accepted, lengths), accepted)
         drafts = by_arm(lengths, self.model_len)
         # The table holds the line of steps that verify nothing; cache steps may lie off it.
         drafted = by_arm(self.extra_us[CACHE] - self.extra_us[NONE], self._table.draft_us)

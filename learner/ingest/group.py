@@ -6,6 +6,7 @@ written twice has to be harmless, and what must not be written twice needs a lea
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -18,6 +19,7 @@ from kafka.errors import CommitFailedError, RebalanceInProgressError
 from kafka.partitioner.default import murmur2
 from kafka.structs import OffsetAndMetadata
 
+from decoder.contracts.features import SCHEMA_ID
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
 from decoder.kafka.clients import AWAY, close, open_consumer
@@ -25,6 +27,9 @@ from decoder.limited_log import LimitedLog
 
 SESSION_MS: Final = 10_000
 """A member that was lost is put out after this; it has missed three beats."""
+STATIC_SESSION_MS: Final = 45_000
+"""The same of a static member (KIP-345): one that starts again within it has its partitions at
+once, and no other member's move."""
 BEAT_MS: Final = 3_000
 TURN_MS: Final = 60_000
 """A member whose process does nothing for so long is put out, too."""
@@ -59,8 +64,17 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]
     ``settled`` says whether the group has ever given anything, or nothing.
     """
 
-    def __init__(self, kafka: KafkaSettings, topic: Topic, name: str, keeps: bool) -> None:
-        """``keeps``: whether the group remembers offsets, and not its members."""
+    def __init__(
+        self, kafka: KafkaSettings, topic: Topic, name: str, keeps: bool, instance: str = ""
+    ) -> None:
+        """``keeps``: whether the group remembers offsets, and not its members. ``instance`` names a
+        static member. Releases of other feature schemas, which pass over each other's records, have
+        groups of their own."""
+        name = f"{name}-{SCHEMA_ID.rpartition('-')[2]}"
+        self._member: dict[str, Any] = {"session_timeout_ms": SESSION_MS}
+        if instance:  # a person may have written it: Kafka takes few characters
+            unique = hashlib.sha256(instance.encode()).hexdigest()[:16]
+            self._member = {"session_timeout_ms": STATIC_SESSION_MS, "group_instance_id": unique}
         self.part = Part()
         self.settled = False
         self._kafka, self._topic, self._name, self._keeps = kafka, topic.name, name, keeps
@@ -133,7 +147,7 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]
     def _poll(self) -> None:
         if self._consumer is None:
             opened = open_consumer(
-                self._kafka, self._name, group_id=self._name, session_timeout_ms=SESSION_MS,
+                self._kafka, self._name, group_id=self._name, **self._member,
                 heartbeat_interval_ms=BEAT_MS, max_poll_interval_ms=TURN_MS,
             )  # fmt: skip
             opened.subscribe([self._topic], listener=self)

@@ -27,6 +27,10 @@ from learner.training.rows import Rows, from_batch, taught_by
 AHEAD_SECONDS: Final = 86_400.0
 """How far an event's time may lie behind its record's, or behind now: a clock that is wrong by
 hours is believed, one in another century would make everything after it look old."""
+RECORD_BYTES: Final = 4 << 20
+RECORD_ROWS: Final = 4_096
+"""Most of a record, which compression makes small: a worker writes 256 rows, and a turn of the loop
+ends between two records."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,11 @@ def lessons_of(record: Fetched, shares: Mapping[str, float], now: float) -> Less
         EventRefused: it keeps no contract, for whatever reason.
     """
     try:
+        if (size := len(record.value)) > RECORD_BYTES:
+            raise EventRefused(f"{size} bytes, {RECORD_BYTES} are read at most", "range")
         batch = decode_batch(record.value)
+        if len(batch) > RECORD_ROWS:
+            raise EventRefused(f"{len(batch)} events, {RECORD_ROWS} are read at most", "range")
         _check_time(batch, record, now)
     except EventRefused:
         raise
@@ -126,16 +134,20 @@ class Intake:
         self.refused = Counter(refused)
         self.repeated = repeated
         self.records = self.events = 0
-        self._shares = shares
+        self.shares = shares
         self._relayed = relayed
         self._limited_log = LimitedLog()
 
     def admit(self, record: Fetched) -> Lessons | None:
         """What is new in ``record``; None where it was refused, or came before."""
+        lessons = self.read(record)
+        return lessons if lessons is not None and self.is_new(record, lessons) else None
+
+    def read(self, record: Fetched) -> Lessons | None:
+        """What ``record`` teaches, new or not; None where it was refused."""
         try:
-            lessons = lessons_of(record, self._shares, time.time())
-            source = lessons.batch.source
-            if (source is not None) != self._relayed:
+            lessons = lessons_of(record, self.shares, time.time())
+            if (lessons.batch.source is not None) != self._relayed:
                 raise EventRefused("a record of lessons among drafts, or the reverse", "contract")
         except EventRefused as error:
             self.refused[error.reason] += 1
@@ -147,15 +159,19 @@ class Intake:
             else:
                 self.dead.send(record, error)
             return None
-        partition = record.partition if source is None else source.partition
-        known = self.sequences
+        return lessons
+
+    def is_new(self, record: Fetched, lessons: Lessons) -> bool:
+        """Whether what was read of ``record`` has not come before. Mutates."""
+        batch, known = lessons.batch, self.sequences
+        partition = record.partition if batch.source is None else batch.source.partition
         is_new = known.admit_lesson if self._relayed else known.admit
-        if not is_new(lessons.batch.origin.life, partition, lessons.batch.sequence):
+        if not is_new(batch.origin.life, partition, batch.sequence):
             self.repeated += lessons.events
-            return None
+            return False
         self.records += 1
         self.events += lessons.events
-        return lessons
+        return True
 
     def said(self, source: EventSource) -> dict[str, Any]:
         """What a status tells of a process that reads ``source``."""

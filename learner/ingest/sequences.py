@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 LIVES: Final = 10_000
 """Lives remembered, the ones heard of last; some 300 bytes each, and 100 a run."""
-RUNS: Final = 4
-"""Runs of numbers remembered of a life in a partition, the ones that went on last."""
+RUNS: Final = 16
+"""Runs of numbers remembered of a life in a partition."""
+FILLED: Final = 16
+"""A gap of so many numbers is taken to have come where there are more runs: what was refused or
+lost comes no more, and a topic that is read again is to be known. A forged number silences as many.
+"""
 LATELY: Final = 10_000
 """Lessons that would be known again. One that died, or could not write, has an intake send those of
 some seconds twice."""
@@ -57,7 +62,9 @@ class Sequences:
         else:
             runs.remove(own)
         own[1] += 1
-        runs[:] = [*runs, own][-RUNS:]
+        runs.append(own)
+        if len(runs) > RUNS:
+            _shorten(runs)
         self.came.move_to_end(life)
         if len(self.came) > LIVES:
             self.came.popitem(last=False)
@@ -74,3 +81,15 @@ class Sequences:
         if len(self.lately) > LATELY:
             del self.lately[next(iter(self.lately))]
         return True
+
+
+def _shorten(runs: list[Run]) -> None:
+    """Join the two runs with the least between them, or forget the one that went on longest ago.
+    Mutates."""
+    ordered = sorted(runs)
+    gap, before, after = min((b[0] - a[1], a, b) for a, b in pairwise(ordered))
+    if gap > FILLED:
+        del runs[0]
+        return
+    after[0] = before[0]  # the later numbers are what goes on
+    runs.remove(before)

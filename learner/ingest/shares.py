@@ -15,7 +15,8 @@ WINDOW_SECONDS: Final = 10.0
 """Between two looks at how many come."""
 SLACK: Final = 4.0
 """The share is doubled only where a quarter of what is wanted comes, or it would flutter."""
-LEAST: Final = 2.0**-30
+LEAST: Final = 2.0**-14
+"""Of a million and a half drafts a second: a share that somebody made up is doubled back soon."""
 MOST: Final = 10_000
 """Scopes whose share is remembered, the ones heard of last: whoever writes statuses may make more
 up, and an intake follows all of them."""

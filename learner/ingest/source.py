@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from decoder.contracts.topics import DRAFTS, Topic
 from decoder.kafka.clients import ANSWER_MS, AWAY, GLANCE_MS, close, fetch, offsets, open_consumer
 from decoder.kafka.codec import Unreadable
 from decoder.limited_log import LimitedLog
+from learner.background import CLOSE_SECONDS, Background
 from learner.ingest.group import Group
 
 log = logging.getLogger(__name__)
@@ -101,18 +103,43 @@ class EventSource:
         self._limited_log = LimitedLog()
         self._complained = False
         self._flows = False
+        self._lag = 0
+        self._kept: deque[Fetched] = deque()
+        self._background = Background(f"reader-of-{topic.name}")  # has the consumer meanwhile
+
+    def taken(self, timeout: float, seconds: float) -> Iterator[Fetched]:
+        """Records as :meth:`poll` has them, for so many ``seconds``: the rest come with the next
+        call. Each is :meth:`done` once the next is asked for, and comes again if none is."""
+        self._regroup()
+        if not self._kept:
+            self._kept.extend(self.poll(timeout))
+        return self._each(time.monotonic() + seconds)
+
+    def _each(self, deadline: float) -> Iterator[Fetched]:
+        while self._kept:
+            yield (record := self._kept[0])
+            self._kept.popleft()
+            self.done([record])
+            if time.monotonic() >= deadline:
+                return
+
+    def _regroup(self) -> None:
+        if self._group is not None and self._background.idle() and self._group.turn():
+            self._group.part.begin(self.offsets)
+            self.close()
 
     def poll(self, timeout: float) -> list[Fetched]:
         """Records that have come, each partition's in order. Where none has, waits ``timeout`` s.
 
-        A broker that went away yields nothing and a log line, and is looked for again.
+        A broker that went away yields nothing and a log line, and is looked for again. What it is
+        asked for beside records is waited for by a thread of its own.
         """
         try:
-            if self._group is not None and self._group.turn():
-                self._group.part.begin(self.offsets)
-                self.close()
-            if time.monotonic() >= self._partitions_at:
-                self._assign()
+            self._regroup()
+            if self._background.idle() and time.monotonic() >= self._partitions_at:
+                self._background.offer(self._assign_aside)
+            if not self._background.idle(timeout):
+                return []
             if self._idle:
                 time.sleep(timeout)
                 return []
@@ -125,13 +152,7 @@ class EventSource:
                 if place in self._looked_at:
                     records = self._looked(place, records)
         except AWAY as error:
-            if not self._complained:
-                log.warning("reading %s failed: %r; going on trying", self._topic, error)
-            self._complained = True
-            # Of kafka-python (3.0.12) a consumer that had a fetch for a broker which the metadata
-            # does not name (yet) never asks that broker again.
-            self.close()
-            self._partitions_at = time.monotonic() + RETRY_SECONDS
+            self._lost(error)
             time.sleep(timeout)
             return []
         self._flows = bool(records)
@@ -211,14 +232,15 @@ class EventSource:
 
     def lag(self) -> int:
         """Records between what was read and the end of the topic, as of the last fetch."""
-        if self._consumer is None:
-            return 0
+        if self._consumer is None or not self._background.idle():
+            return self._lag
         behind = 0
         for tp in self._consumer.assignment():
             end = self._consumer.highwater(tp)
             # what age has removed unread is not waited for: no record comes that would tell of it
             read = max(self.offsets.get(tp.partition, 0), self._begins.get(tp, 0))
             behind += max(0, end - read) if end is not None else 0
+        self._lag = behind
         return behind
 
     def silent_seconds(self) -> float:
@@ -231,7 +253,9 @@ class EventSource:
         """Whether next to nothing lies there unread."""
         if self._idle:
             return self._group is not None and self._group.settled
-        places = self._consumer.assignment() if self._consumer is not None else ()
+        if self._consumer is None or not self._background.idle():
+            return False
+        places = self._consumer.assignment()
         ends = [self._consumer.highwater(place) for place in places]
         return bool(ends) and None not in ends and self.lag() <= RECORDS_PER_POLL
 
@@ -242,9 +266,29 @@ class EventSource:
 
     def close(self) -> None:
         """Leave the broker; commits nothing."""
+        self._background.idle(CLOSE_SECONDS)  # a client is for one thread at a time
+        self._kept.clear()
+        self._drop()
+
+    def _drop(self) -> None:
         close(self._consumer)
-        self._consumer, self._partitions_at = None, 0.0
+        self._consumer, self._partitions_at, self._lag = None, 0.0, 0
         self._looked_at.clear()
+
+    def _assign_aside(self) -> None:
+        try:
+            self._assign()
+        except AWAY as error:
+            self._lost(error)
+
+    def _lost(self, error: Exception) -> None:
+        if not self._complained:
+            log.warning("reading %s failed: %r; going on trying", self._topic, error)
+        self._complained = True
+        # Of kafka-python (3.0.12) a consumer that had a fetch for a broker which the metadata does
+        # not name (yet) never asks that broker again.
+        self._drop()
+        self._partitions_at = time.monotonic() + RETRY_SECONDS
 
     def _assign(self) -> None:
         """Read all partitions there are, new ones from the earliest."""
@@ -270,7 +314,7 @@ class EventSource:
             for tp in found:
                 self._look(tp)
         else:  # the client may never ask their brokers again: see poll
-            self.close()
+            self._drop()
         self._silent = partitions - found
 
     def _ask(self, partitions: set[TopicPartition]) -> set[TopicPartition]:

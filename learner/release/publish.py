@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,9 +18,12 @@ from decoder.contracts.topics import POLICY, policy_key
 from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
 from decoder.limited_log import LimitedLog
 from decoder.policy.probes import to_bytes
+from learner.background import Background
 from learner.release.published import Published
 
 ACK_SECONDS: Final = 4.0
+PAUSE_SECONDS: Final = 2.0
+"""Before anything is published again after the broker did not take it."""
 QUIET_SENDS: Final = 2
 """The same is published so often at once: a topic that was made anew lacks it, and no more."""
 LONGEST_PAUSE_SECONDS: Final = 60.0
@@ -37,22 +41,75 @@ class Sent:
 
 
 class PolicyPublisher:
-    """Puts bundles on the policy topic, where compaction keeps the last of each scope and role."""
+    """Puts bundles on the policy topic, where compaction keeps the last of each scope and role.
+
+    :meth:`follow` and :meth:`begin` wait for no broker: a thread of its own reads and writes the
+    topic. ``current`` says whether it was read to its end, ``pending`` has the keys of what is on
+    its way.
+    """
 
     def __init__(self, kafka: KafkaSettings, numbers: Mapping[bytes, int] = {}) -> None:
         """``numbers``: the highest known of each key, as :class:`.published.Published`."""
         self.published = Published(kafka, numbers)
+        self.current = False
         self._kafka = kafka
         self._producer: Any = None
         self._sent: dict[bytes, Sent] = {}
+        self.pending: set[bytes] = set()
+        self._background = Background("publisher")
+        self._done: deque[Policy] = deque()
+        self._retry_at = 0.0
         self._limited_log = LimitedLog()
 
     def waits(self, scope: str, role: str, version: int = 0, share: float = 0.0) -> bool:
-        """Whether ``version``, or a tombstone for 0, was sent in vain and is not due again yet."""
-        last = self._sent.get(policy_key(scope, role))
-        if last is None or last.what != (version, share):
-            return False
-        return time.monotonic() < last.again_at
+        """Whether ``version``, or a tombstone for 0, is on its way, or is not due again yet: it was
+        sent in vain, or the broker takes nothing."""
+        now, key = time.monotonic(), policy_key(scope, role)
+        last = self._sent.get(key)
+        in_vain = last is not None and last.what == (version, share) and now < last.again_at
+        return in_vain or now < self._retry_at or key in self.pending
+
+    def follow(self) -> None:
+        """Have what has come to the topic read."""
+        if self._background.idle() and time.monotonic() >= self._retry_at:
+            self._background.offer(self._read)
+
+    def begin(
+        self, scope: str, role: str, term: Callable[[], int], policy: Policy | None = None
+    ) -> None:
+        """Have ``policy`` published, or else what lies there withdrawn, if ``term`` then gives a
+        lease's; see :meth:`acknowledged`."""
+        key = policy_key(scope, role)
+
+        def send() -> None:
+            try:
+                held = term() if time.monotonic() >= self._retry_at else 0
+                if held and policy is not None:
+                    self._done.append(self.publish(policy, held, role))
+                elif held:
+                    self.withdraw(scope, role)
+                self._read(ACK_SECONDS * bool(held))  # else it would be missed there
+            except BrokerError as error:
+                if error.__cause__ is not None:  # else it is of this scope alone
+                    self._retry_at = time.monotonic() + PAUSE_SECONDS
+                self._limited_log.warning(
+                    "%s; what was published stays, and it is tried again", error
+                )
+            finally:
+                self.pending.discard(key)
+
+        self.pending.add(key)
+        self._background.offer(send)
+
+    def acknowledged(self) -> list[Policy]:
+        """What was begun and lies on the topic since the last call, as it was published."""
+        return [self._done.popleft() for _ in range(len(self._done))]
+
+    def _read(self, seconds: float = 0.0) -> None:
+        try:
+            self.current = self.published.read(seconds)
+        except AWAY:  # the log has it
+            self.current, self._retry_at = False, time.monotonic() + PAUSE_SECONDS
 
     def publish(self, policy: Policy, term: int, role: str = "champion") -> Policy:
         """Send ``policy``, numbered, and wait until all replicas have it.
@@ -143,6 +200,7 @@ class PolicyPublisher:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Leave the broker; everything sent was acknowledged already."""
-        self.published.close()
-        close(self._producer)
+        """Leave the broker, once what is on its way was acknowledged or given up."""
+        if self._background.close():
+            self.published.close()
+            close(self._producer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -37,10 +38,12 @@ class Published:
     ``numbers`` has the highest number ever seen of each key: no worker takes one that is not above
     the one it has, so a learner that stands in for another goes on from there. It begins with what
     is given, which a broker that was made anew has forgotten and a living worker has not.
+
+    One thread reads; others may ask for :meth:`last` and :meth:`term` meanwhile.
     """
 
     def __init__(self, kafka: KafkaSettings, numbers: Mapping[bytes, int] = {}) -> None:
-        self.numbers = dict(numbers)
+        self.numbers = OrderedDict(numbers)
         self._secret = kafka.policy_key
         self._limited_log = LimitedLog()
         self._last: dict[bytes, Publication] = {}
@@ -65,35 +68,42 @@ class Published:
     def _saw(self, record: Any) -> None:
         key = record.key or b""
         lain = self._last.get(key)
-        if lain is not None and lain.partition == record.partition:
-            del self._last[key]  # of another partition nothing takes its place but a higher number
+        lies = self._publication(record, key, lain)
+        if lies is not None:
+            self._last[key] = lies
+        elif lain is not None and lain.partition == record.partition:
+            # of another partition nothing takes its place but a higher number
+            self._last.pop(key, None)
+
+    def _publication(self, record: Any, key: bytes, lain: Publication | None) -> Publication | None:
+        """What workers take of ``record``, behind what has ``lain`` there; None for nothing."""
         if not is_genuine(self._secret, record):
-            return  # no worker takes it, and its number counts for nothing, however high it is
+            return None  # its number counts for nothing, however high it is
         try:
             policy, _ = unpack(record.value or b"")
         except PolicyRefused:
-            return  # no worker takes it either
+            return None
         if key != policy_key(policy.scope, policy.role):
-            return
+            return None
         highest = self.numbers.get(key, 0)
         if policy.publication > highest + LEAP:
             self._limited_log.warning(
                 "%s has publication %d, which is nobody's count: it is passed over. See who writes "
                 "to the topic.", key.decode(), policy.publication,
             )  # fmt: skip
-            return
-        self.numbers.pop(key, None)
+            return None
         self.numbers[key] = max(highest, policy.publication)
+        self.numbers.move_to_end(key)
         if len(self.numbers) > KEYS:
-            forgotten = next(iter(self.numbers))
-            del self.numbers[forgotten]
+            forgotten, _ = self.numbers.popitem(last=False)
             self._last.pop(forgotten, None)
-        if policy.publication >= highest:  # else it is one that workers pass over
-            same = lain is not None and lain.version == policy.version
-            self._last[key] = Publication(
-                policy.version, policy.publication, record.partition, record.offset, policy.share,
-                lain.since if lain is not None and same else policy.publication,
-            )  # fmt: skip
+        if policy.publication < highest:
+            return None
+        same = lain is not None and lain.version == policy.version
+        return Publication(
+            policy.version, policy.publication, record.partition, record.offset, policy.share,
+            lain.since if lain is not None and same else policy.publication,
+        )  # fmt: skip
 
     def _keep(self, partition: int, offsets: range) -> None:
         """Forget what lay in ``partition`` elsewhere than at ``offsets``."""

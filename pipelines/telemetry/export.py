@@ -30,8 +30,9 @@ FORMAT: Final = "hvd.export.v1"
 NOTE: Final = "export.json"
 ROWS_A_FILE: Final = 100_000
 """About 50 MB while they are held, and a tenth of that on the disk."""
-COUNTED: Final = ("records", "refused", "unreadable")
-"""Records that were read, of these those that keep no contract, and what cannot be unpacked."""
+COUNTED: Final = ("records", "refused", "unreadable", "removed")
+"""Records that were read, of these those that keep no contract, what cannot be unpacked, and what
+age removed since the export before."""
 
 Piece = tuple[int, EventBatch]
 """A record's partition and its events."""
@@ -79,6 +80,7 @@ def _exported(kafka: KafkaSettings, folder: Path, step: Step) -> Export:
 
     with reading(kafka, "export") as consumer:
         wanted = _wanted(consumer, found)
+        reached |= {partition: span.start for partition, span in wanted.items()}
         whole, done = sum(map(len, wanted.values())), 0
         _write(folder, found, [], reached)  # the folder is ours before there is a file in it
         try:
@@ -118,7 +120,7 @@ def _resumed(folder: Path) -> Export:
         told = json.loads(path.read_text(encoding="utf-8"))
         if told["format"] != FORMAT:
             raise ValueError(f"format {told['format']!r}")
-        counts = Counter({name: int(told["counts"][name]) for name in COUNTED})
+        counts = Counter({name: int(told["counts"].get(name, 0)) for name in COUNTED})
         offsets = {int(partition): int(at) for partition, at in told["offsets"].items()}
         marks = {int(p): (int(at), int(ms), int(crc)) for p, (at, ms, crc) in told.get("marks", ())}
         found = Export(int(told["rows"]), list(told["files"]), counts, offsets, marks)
@@ -131,7 +133,7 @@ def _resumed(folder: Path) -> Export:
 
 
 def _wanted(consumer: Any, found: Export) -> dict[int, range]:
-    """Offsets to read: from where it stopped."""
+    """Offsets to read: from where it stopped. Counts what lay there and is gone."""
     lying = spans(consumer, DRAFTS)
     anew = [p for p, at in found.offsets.items() if at > lying.get(p, range(0)).stop]
     # one that has grown past what was read holds another record there
@@ -144,9 +146,9 @@ def _wanted(consumer: Any, found: Export) -> dict[int, range]:
             f"{DRAFTS.name} was made anew since partition {anew[0]} was read. Export into another "
             "folder."
         )
-    return {
-        p: range(max(span.start, found.offsets.get(p, 0)), span.stop) for p, span in lying.items()
-    }
+    due = {p: found.offsets.get(p, span.start) for p, span in lying.items()}
+    found.counts["removed"] += sum(max(lying[p].start - at, 0) for p, at in due.items())
+    return {p: range(max(span.start, due[p]), span.stop) for p, span in lying.items()}
 
 
 def _table(pieces: Sequence[Piece]) -> Any:

@@ -7,6 +7,7 @@ age gives up what others have there up to the tenant's last record.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from learner.topics import RETENTION, SEGMENT, SEGMENT_MS, settings_of
 from pipelines.telemetry.reading import reading, records, spans
 
 REQUEST_MS: Final = 30_000
+AHEAD_SECONDS: Final = 86_400.0
+"""How far a clock may be ahead; a stamp that is further is of another unit, or made up."""
 SEARCHED: Final = tuple(topic for topic in TOPICS if not topic.compacted)
 """Policies and leases, which are kept for ever, have nothing of a tenant."""
 ELSEWHERE: Final = (
@@ -48,8 +51,9 @@ class Held:
     records: int
     upto: int
     others: int  # records up to there that do not
-    newest: float  # seconds since the epoch, of the last one
-    gone_at: float  # when the topic has let go of it at the latest; 0: the broker does not say
+    newest: float  # seconds since the epoch, of the last one whose time is not ahead; 0: of none
+    gone_at: float  # when the topic has let go of these at the latest; 0: the broker does not say
+    ahead: int = 0  # records whose time lies ahead
 
 
 def sentence(held: Held) -> str:
@@ -59,10 +63,17 @@ def sentence(held: Held) -> str:
         datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M") if at <= LATEST_MS / 1e3 else "never"
         for at in (held.newest, held.gone_at)
     )
+    ahead = (
+        f"; the time of {held.ahead} lies ahead: Kafka keeps their segments until it has passed, "
+        "unless records are deleted"
+    )
     return (
         f"{held.topic}, partition {held.partition}: {held.records} records hold it, and "
-        f"{held.others} of others lie before the last of them, of {newest}; gone by: "
+        f"{held.others} of others lie before the last of them"
+        + (f", of {newest}" if held.newest else "")
+        + "; gone by: "
         + (gone_at if held.gone_at else "the broker does not say")
+        + (ahead if held.ahead else "")
     )
 
 
@@ -101,19 +112,23 @@ def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> tuple[list[Held], 
                 lying = spans(consumer, topic)
             except UnknownTopicOrPartitionError:
                 continue  # nothing lies on it
-            hits: dict[int, tuple[int, int, float]] = {}
+            hits: dict[int, tuple[int, int, float, int]] = {}
+            latest = time.time() + AHEAD_SECONDS
             passed: list[int] = []
             for fetched in records(consumer, topic, lying, passed.append):
                 for record in fetched:
                     value = record.value or b""
                     if any(each in value for each in sought):
-                        count, _, newest = hits.get(record.partition, (0, 0, 0.0))
-                        at = max(newest, record.timestamp / 1e3)
-                        hits[record.partition] = count + 1, record.offset + 1, at
-            for partition, (count, upto, newest) in sorted(hits.items()):
+                        count, _, newest, ahead = hits.get(record.partition, (0, 0, 0.0, 0))
+                        at = record.timestamp / 1e3
+                        newest, ahead = max(newest, at * (at <= latest)), ahead + (at > latest)
+                        hits[record.partition] = count + 1, record.offset + 1, newest, ahead
+            for partition, (count, upto, newest, ahead) in sorted(hits.items()):
                 others = upto - lying[partition].start - count
-                gone_at = newest + kept[topic.name] if topic.name in kept else 0.0
-                there.append(Held(topic.name, partition, count, upto, others, newest, gone_at))
+                gone_at = newest + kept[topic.name] if newest and topic.name in kept else 0.0
+                there.append(
+                    Held(topic.name, partition, count, upto, others, newest, gone_at, ahead)
+                )
             if passed:
                 unreadable[topic.name] = sum(passed)
     return there, unreadable

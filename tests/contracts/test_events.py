@@ -13,19 +13,20 @@ from hypothesis import strategies as st
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import Origin, decode_batch
 from decoder.contracts.features import NUM_FEATURES
-from decoder.contracts.fields import LIMITS
+from decoder.contracts.fields import LIMITS, NUMBERS
 from decoder.contracts.identity import Pseudonyms, is_pseudonym, is_readable
 from tests.events import DraftEvent, encode_events, events_of
 
 NAMES = Pseudonyms(b"of these tests")
+NULLABLE = {field.name for field in NUMBERS if field.nullable}  # -1 in memory
 ORIGIN = Origin("scope", "w", "1f" * 8)
 EVENT = DraftEvent(
     number=1, time=1.5, request=NAMES.of("request", "r"), tenant=NAMES.of("tenant", "t"),
     session="", choice=0, workload="edits", cycle=3, position=7, policy_version=2, publication=5,
-    role="champion", side="", parameter=6.0, parameter_name="threshold", predicted=4.25,
-    predicted_model=1.0, arm="cache", draft_len=9, drafted_len=9, verified_len=9, accepted=4,
-    label="verified", censored="", model_accepted=None, batch_size=2, step_tokens=11,
-    draft_us=40.0, step_us=9000.0, share=1.0,
+    role="champion", side="", round=None, parameter=6.0, parameter_name="threshold",
+    predicted=4.25, predicted_model=1.0, arm="cache", draft_len=9, drafted_len=9,
+    verified_len=9, accepted=4, label="verified", censored="", model_accepted=None,
+    batch_size=2, step_tokens=11, draft_us=40.0, step_us=9000.0, share=1.0,
     features=np.arange(NUM_FEATURES, dtype=np.float32) / 8,
 )  # fmt: skip
 PLAIN = EVENT._replace(
@@ -98,7 +99,7 @@ def test_unknown_columns_and_arms_are_kept() -> None:
 def test_each_number_has_its_range_at_both_ends(column: str) -> None:
     low, high = LIMITS[column]
     just_above = [high + 1] if isinstance(high, int) else []
-    for value in (type(low)(2 * high + 1), low - 1 - (column == "model_accepted"), *just_above):
+    for value in (type(low)(2 * high + 1), low - 1 - (column in NULLABLE), *just_above):
         with pytest.raises(EventRefused, match=f"a {column} outside"):
             encode_events([PLAIN, EVENT._replace(**{column: value})], ORIGIN, 0)
         record = wire(PLAIN, EVENT)

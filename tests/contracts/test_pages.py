@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from decoder.contracts.errors import PolicyRefused
+from decoder.contracts.errors import EventRefused, PolicyRefused
 from decoder.contracts.features import FEATURES
 from decoder.contracts.identity import Pseudonyms
 from decoder.contracts.settings import GLOBAL_VARIABLES, Settings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import TOPICS
+from decoder.contracts.trials import Block, Group, Round
+from learner.ingest.dead_letters import headers_of
+from learner.ingest.source import Fetched
+from learner.lease import Claim
 from tests.docs.reference import CLASSES, OTHERS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -44,6 +49,16 @@ def test_every_feature_topic_and_field_of_a_status_is_listed() -> None:
     assert topics == {topic.name: topic.key for topic in TOPICS}
     told = set(re.findall(r"`(\w+)`", section("A status record")))
     assert {*WorkerStatus.model_fields, *LearnerStatus.model_fields} - told <= {"contract"}
+
+
+def test_every_field_of_a_round_a_lease_and_a_dead_letter_is_listed() -> None:
+    headers = [name for name, _ in headers_of(Fetched(0, 0, 0, None, b""), EventRefused(""))]
+    rounds = {name for model in (Round, Block, Group) for name in model.model_fields}
+    for title, names in {
+        "A round of `hvd.trials.v2`": rounds, "A dead letter": set(headers),
+        "A lease": {field.name for field in fields(Claim)},
+    }.items():  # fmt: skip
+        assert names and names <= set(re.findall(r"`([\w.]+)`", section(title))), title
 
 
 def test_every_reason_of_a_refusal_is_listed() -> None:

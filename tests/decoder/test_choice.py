@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from decoder.contracts.bundle import BUCKET_ENDS, BUCKETS, OUTPUTS, Kind, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.policy.estimate import choose_each, decide_each, estimate, network, survival
+from decoder.policy.estimate import Estimate, decide_each, estimate, network, survival
 from decoder.policy.loops import Terms, draft_length, share_out, yields_of_places
 from decoder.policy.pricing import (
     MAX_TOKENS,
@@ -25,6 +25,8 @@ from decoder.policy.pricing import (
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
 from tests.conftest import random_policy
 from tests.decoder.simulated import Wanted, trusting_policy, wanted_of, yields_of
+
+SURVIVAL = Policy("s", 0, 0.0, "survival")
 
 
 def even(chance: float) -> np.ndarray:
@@ -132,7 +134,7 @@ def test_a_lone_request_gets_the_best_choice_there_is(
     curves, models = padded([values]), np.array([model], np.float32)
     best = max(worth(curves, models, [o], rate, s) for o in options(curves[0], s.model_len))
     for choice in (
-        choose_each(curves, models, np.array([1]), rate, s),
+        decide_each(SURVIVAL, Estimate(models, models, curves), models, s, np.array([1]), rate),
         shared(curves, models, rate, s),
     ):
         mine = [(int(choice.arms[0]), int(choice.lengths[0]))]

@@ -14,6 +14,7 @@ from decoder.core.guards.controller import PROBE_EVERY
 from decoder.core.router import RequestOptions
 from decoder.core.step_timer import StepTimer
 from decoder.drafting.suffix import SuffixCache
+from decoder.drafting.windows import PAGE
 from decoder.policy.pricing import NOMINAL
 from decoder.settings import WorkerSettings
 from tests.decoder.simulated import Committed, Router, trusting_policy
@@ -93,7 +94,7 @@ def test_a_look_at_a_drafter_that_cannot_draft_is_not_repeated_at_every_step() -
     assert 1 <= router.controller.num_probes <= steps // PROBE_EVERY
 
 
-def test_no_draft_is_longer_than_the_engine_was_started_for() -> None:
+def test_no_draft_exceeds_num_speculative_tokens() -> None:
     router = Router(longest=3)
     router.begin(["r"], list(range(1, 25)) * 3)
     (decision,) = router.choose(["r"])
@@ -158,22 +159,22 @@ def test_caches_stay_within_their_bytes_while_the_router_sleeps() -> None:
     assert router.cache.evicted > 20 and worst <= 1.0, worst
 
 
-@pytest.mark.parametrize("verb", ["extend", "stop"])
+@pytest.mark.parametrize("verb", ["grow", "stop"])
 def test_a_fault_leaves_out_its_own_request_and_no_other(verb: str) -> None:
     cache = FailingCache(verb, "a")
     router = Router(cache=cache)
-    names = ["a", "b", "c"]
+    names, prompt = ["a", "b", "c"], np.resize(np.array([1, 2, 3], np.int32), PAGE - 1)
     for name in names:
-        router.start(name, np.array([1, 2, 3, 1, 2], np.int32), OPTIONS)
-    router.observe([Committed(n, [3], 0) for n in names], 15)
+        router.start(name, prompt, OPTIONS)
+    router.observe([Committed(n, [2], 0) for n in names], 15)
     router.choose(names)
-    router.observe([Committed(n, [1], 0) for n in names], 3)
+    router.observe([Committed(n, [3], 0) for n in names], 3)
     router.stop("a", "abort")
     _, *others = router.choose(names)
     assert [d.arm for d in others] == ["cache", "cache"]
     assert router.counters.left_out == {"fault": 1}
     slot = router.table.slots["c"]
-    assert "a" not in router and router.table.arrays.requests["length"][slot] == 7
+    assert "a" not in router and router.table.arrays.requests["length"][slot] == PAGE + 1
 
 
 def test_a_request_asked_for_twice_in_a_step_harms_nobody() -> None:

@@ -203,9 +203,9 @@ def test_a_cache_draft_needs_no_choice_to_be_known() -> None:
     router = make_router(frequency_policy("s", float("inf")), has_model=False, floor=True)
     decode(router, Phase(scattered(400), collapsed, MILD), Run(), PROMPT, "broken")
     payoffs = router.memories.payoffs
-    before, run = [payoffs.memories[name].max() for name in ("first", "log_payoff")], Run()
+    before, run = [payoffs.memories[name][1] for name in ("first", "log_payoff")], Run()
     decode(router, Phase(copied(1200), collapsed, MILD), run, PROMPT, "mended")
-    after = [payoffs.memories[name].max() for name in ("first", "log_payoff")]
+    after = [payoffs.memories[name][1] for name in ("first", "log_payoff")]
     assert all(a > b for a, b in zip(after, before, strict=True))
     assert router.controller.floor.serving == "cache"
 
@@ -381,5 +381,5 @@ def test_a_model_draft_that_did_not_happen_is_no_credit_to_anybody(drafted: int)
 @pytest.mark.parametrize("threshold", PARAMETERS)
 def test_every_threshold_can_be_told_of(threshold: float) -> None:
     low, high = LIMITS["parameter"]
-    told = Sink(None).step(frequency_policy("s"), "", threshold, 0.0, 1, 0.0)
+    told = Sink(None).step(frequency_policy("s"), ("", -1), threshold, 0.0, 1, 0.0)
     assert low <= told.view(STEP)[0]["parameter"] <= high

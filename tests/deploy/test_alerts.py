@@ -78,6 +78,10 @@ CASES = {
     "HvdFaults": case(4, 20, f"hvd_faults_total{W}  0 0 2x30"),
     "HvdDecisionSlow": case(13, 18, f"hvd_exposed_us_p50{W}  400 9000x14 400x9"),
     "HvdLearnerDown": case(8, 12, f"up{L}  1 0x9 1x6"),
+    "HvdIntakesDown": case(8, 12, 'up{job="hvd-intake", instance="i"}  1 0x9 1x6'),
+    "HvdOtherSchema": case(
+        125, 200, 'hvd_learner_records_refused_total{instance="l", reason="schema"}  0+1x150 150x60'
+    ),
     "HvdLearnerBehind": case(8, 13, f"hvd_learner_lag_seconds{L}  0 300x9 0x9"),
     "HvdRecordsSkipped": case(4, 20, f"hvd_learner_records_skipped_total{L}  0 0 7x30"),
     "HvdRecordsRefused": case(4, 20, f"{REFUSED}{RANGE}  _x2 1x30"),
@@ -110,6 +114,8 @@ FURTHER = [
     ("HvdWorkerNotStarted", case(37, 20, 'up{job="kubernetes-pods", instance="w"}  1x99')),
     # the checkpoint keeps the count
     ("HvdRecordsRefused", case(42, 37, f"{REFUSED}{RANGE}  _x2 9x20 stale _x12 9x5 11x30")),
+    # of intakes that are gone nothing is scraped
+    ("HvdIntakesDown", case(8, 12, 'up{job="hvd-intake", instance="i"}  1 1 stale _x8 1x6')),
     ("HvdEventsLost", case(4, 30, 'hvd_drops_total{worker="w", reason="queue"}  _x2 5x40')),
     # ten minutes after a pause, the same count is no news
     ("HvdLessonsLost", case(
@@ -117,6 +123,14 @@ FURTHER = [
     )),
 ]  # fmt: skip
 """Another way to the same alert."""
+ON_PURPOSE = {
+    "of a stock side, as the quickstart sets": f'{LOST}{{scope="s", reason="side"}}  0+12x180',
+    "of the other release, during an upgrade": (
+        f'{REFUSED}{{instance="l", reason="schema"}}  0+40x90 3600x90'
+    ),
+    "of a fleet that sheds": 'hvd_drops_total{worker="w", reason="shed"}  0+50x180',
+}
+"""Counts that grow though nothing is wrong."""
 
 
 def test_every_alert_has_a_case_and_a_runbook_and_says_what_to_do() -> None:
@@ -131,6 +145,15 @@ def test_every_alert_has_a_case_and_a_runbook_and_says_what_to_do() -> None:
 @needs_promtool
 def test_each_fires_and_is_over(tmp_path: Path) -> None:
     _run(tmp_path, [_written(name, case) for name, case in [*CASES.items(), *FURTHER]])
+
+
+@needs_promtool
+def test_what_is_counted_on_purpose_fires_nothing(tmp_path: Path) -> None:
+    at_rest = {f"up{L}": "1x180", UP: "1x180", 'hvd_serving{instance="w"}': "1x180"}
+    _run(tmp_path, [
+        fires(name, at_rest | dict([series.rsplit("  ", 1)]), set(), *range(0, 180, 10))
+        for name, series in ON_PURPOSE.items()
+    ])  # fmt: skip
 
 
 def _run(folder: Path, tests: list[dict[str, Any]]) -> None:
@@ -240,7 +263,10 @@ def test_nothing_fires_at_rest_under_the_names_that_the_manifests_give(tmp_path:
         for name, series in ("rests", rests), ("starts", {**rests, **fresh}):
             tests.append(fires(name, series, set(), *range(0, 60, 5)))
         broken = {**rests, **dict.fromkeys(up, "1x5 0x55")}
-        tests.append(fires("broken", broken, {"HvdWorkerDown", "HvdLearnerDown"}, 15))
+        down = {"HvdWorkerDown", "HvdLearnerDown"} | (
+            {"HvdIntakesDown"} if overlay == "intake" else set()
+        )
+        tests.append(fires("broken", broken, down, 15))
     _run(tmp_path, tests)
 
 

@@ -195,7 +195,7 @@ VALUES = yaml.safe_load((DEPLOY / "chart" / "values.yaml").read_text())
 PATHS = [*paths(VALUES), ("images", "hvd-worker"), ("monitoringLabels", "release")]
 FEW = ("null", "1048576", "-1", "0.5", "yes", '""', '"007"', "[plain, 1]", "{a: 1}")
 MORE = ("3000000000", "1e3", "{a: null}", "{}", *TEXTS, *REFUSED)
-GIVEN_ON = ("pod", "resources")
+GIVEN_ON = ("pod", "resources", "volumes", "mounts", "egress")
 """Whose members are Kubernetes' own, whose API refuses what it does not know."""
 
 
@@ -255,6 +255,94 @@ def test_namespaces_may_take_each_others_names() -> None:
     for name in (*given, kube):
         before = before.replace(label % f"was {name}", label % given.get(name, name))
     assert after == before
+
+
+def named(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = (d for d in documents if (d["kind"], d["metadata"]["name"]) == (kind, name))
+    return found
+
+
+@needs_helm
+def test_what_an_autoscaler_sets_is_left_out() -> None:
+    documents = made("{worker: {autoscaled: true, replicas: 5}, intake: {autoscaled: true}}")
+    for kind, name, has in (
+        ("Deployment", "hvd-worker", False), ("Deployment", "hvd-intake", False),
+        ("StatefulSet", "hvd-learner", True),
+    ):  # fmt: skip
+        assert ("replicas" in named(documents, kind, name)["spec"]) == has
+
+
+@needs_helm
+def test_a_learners_volume_has_the_class_and_the_size_that_are_named() -> None:
+    specs = [
+        named(made(values), "StatefulSet", "hvd-learner")["spec"]["volumeClaimTemplates"][0]["spec"]
+        for values in ("", "state: {class: fast-ssd, size: 50Gi}")
+    ]
+    assert [(s.get("storageClassName"), s["resources"]["requests"]["storage"]) for s in specs] == [
+        (None, "10Gi"), ("fast-ssd", "50Gi"),
+    ]  # fmt: skip
+
+
+@needs_helm
+def test_volumes_are_added_to_those_of_the_manifests() -> None:
+    values = yaml.safe_dump({
+        part: {
+            "volumes": [{"name": "more", "emptyDir": {}}],
+            "mounts": [{"name": "more", "mountPath": "/more"}],
+        }
+        for part in ("worker", "learner", "intake")
+    })  # fmt: skip
+    before, after = (dict(pods_by_name(made(given))) for given in ("", values))
+    assert before.keys() == {"hvd-worker", "hvd-learner", "hvd-intake"}
+    for name, spec in after.items():
+        was, main = before[name]["containers"][0], spec["containers"][0]
+        more = {"name": "more", "mountPath": "/more"}
+        assert spec["volumes"] == [*before[name]["volumes"], {"name": "more", "emptyDir": {}}]
+        assert main["volumeMounts"] == [*was["volumeMounts"], more]
+
+
+def pods_by_name(documents: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for document, pod in pods(documents):
+        sound(document)
+        yield document["metadata"]["name"], pod["spec"]
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "values", ["use: [components/oauth]", "egress: [{ports: [{protocol: TCP, port: 443}]}]"]
+)
+def test_every_process_can_reach_an_issuer_of_tokens(values: str) -> None:
+    policy = named(made(values), "NetworkPolicy", "kafka")
+    sound(policy)
+    before = named(made(""), "NetworkPolicy", "kafka")["spec"]
+    rule = {"ports": [{"protocol": "TCP", "port": 443}]}
+    assert policy["spec"] == before | {"egress": [*before["egress"], rule]}
+    (who,) = policy["spec"]["podSelector"]["matchExpressions"]
+    assert who["values"] == ["hvd-worker", "hvd-learner", "hvd-intake"]
+
+
+@needs_helm
+def test_every_process_takes_the_environment_of_a_broker_with_tokens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca_file: Path
+) -> None:
+    documents = made("use: [components/oauth]")
+    maps = variables(documents)["kafka"]
+    for part in ("id", "secret"):
+        monkeypatch.setenv(f"HVD_KAFKA_SASL_OAUTH_CLIENT_{part.upper()}", "of the Secret")
+    given = (
+        (c["name"], maps | {e["name"]: e.get("value", "pod") for e in c["env"]})
+        for _, pod in pods(documents)
+        for c in containers(pod)
+    )
+    take(given, monkeypatch, tmp_path, ca_file)
+
+
+@needs_helm
+def test_no_disruption_budget_keeps_a_single_pod_from_being_moved() -> None:
+    budgets = [d["spec"] for d in made("") if d["kind"] == "PodDisruptionBudget"]
+    assert len(budgets) == 2
+    for spec in budgets:
+        assert spec["maxUnavailable"] == 1 and "minAvailable" not in spec
 
 
 @needs_helm

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, event
 
 from decoder.contracts.topics import TOPICS
 from decoder.kafka.clients import listens
-from learner import lease, loop
+from learner import background, lease, loop
 from learner.loop import Learner
 from learner.release import registrar
 from learner.release.registry import Registry
@@ -64,6 +64,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registries, leases and topics are followed closely, and no thread outlives its test."""
     for place, seconds in {
         (registrar, "FOLLOW"): 0.2, (registrar, "RETRY"): 0.3, (registrar, "CLOSE"): 60.0,
+        (background, "CLOSE"): 60.0,
         (loop, "FOLLOW"): 0.1, (loop, "POLL"): 0.05, (lease, "LOOK"): 0.05,
     }.items():  # fmt: skip
         monkeypatch.setattr(place[0], f"{place[1]}_SECONDS", seconds)

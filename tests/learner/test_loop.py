@@ -255,7 +255,7 @@ def test_one_unusable_registration_does_not_cost_the_checkpoint(
     )
     again = state.resumed(settings)
     assert again.rollouts == {SCOPE: Rollout(champion=5)}
-    assert again.scopes.entries[SCOPE].events == 3 and again.offsets == {0: 5}
+    assert again.scopes.entries[SCOPE] == 3 and again.offsets == {0: 5}
     assert [digest_of(each.policy) for each in again.waiting] == [digest_of(sound.policy)]
     assert again.published == numbers and "is dropped" in caplog.text
 
@@ -285,7 +285,7 @@ def test_a_scope_that_no_worker_names_costs_nothing_until_one_does(bare: Stage) 
     assert [*learner.scopes.entries] == [*learner.scopes.awake] == [SCOPE]
     status = WorkerStatus(process="w", scope="made-up-7", time=1.0).model_dump_json().encode()
     produce(bare.kafka, [status], STATUS)
-    step_until(learner, lambda: learner.workers.know("made-up-7"))
+    step_until(learner, lambda: learner.workers.knows("made-up-7"))
     (value,) = batches(EVENTS[100:200], 100, Origin("made-up-7", "w", "0007"), 1)
     produce(bare.kafka, [value], known=False)
     step_until(learner, lambda: "made-up-7" in learner.scopes.awake)

@@ -80,7 +80,7 @@ def test_forged_statuses_neither_fill_the_memory_nor_silence_a_scope(bare: Stage
     produce(bare.kafka, [each.model_dump_json().encode() for each in (*said, *told)], STATUS)
     step_until(learner, lambda: bool(learner.workers.shares))
     learner.step()
-    assert not learner.shares and not learner.workers.know("x" * 10_000)
+    assert not learner.shares and not learner.workers.knows("x" * 10_000)
     stop(learner)
 
 
@@ -98,5 +98,5 @@ def test_whoever_makes_scopes_up_makes_nobody_wait_where_no_status_can_be_read(
     known = workers.Workers(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
     for _ in range(300):
         now[0] += 0.1
-        assert not known.know("made-up")
+        assert not known.knows("made-up")
     assert len(asked) <= 30.0 / workers.RETRY_SECONDS + 1

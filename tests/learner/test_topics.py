@@ -21,12 +21,12 @@ from decoder.contracts.topics import DRAFTS, LEASE, POLICY, STATUS, TOPICS
 from learner.topics import (
     BrokerAway,
     declare,
-    harmful,
     make_right,
     read,
     wait_until_right,
 )
 from pipelines import doctor
+from pipelines.doctor import harmful
 from pipelines.machine import free_port
 from tests.learner.conftest import Broker
 

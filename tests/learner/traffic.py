@@ -53,7 +53,8 @@ class Traffic:
         return DraftEvent(
             number=hash_id(f"{request}/{cycle}") >> 11, time=1.0, request=name, tenant="",
             session="", choice=0, workload="w", cycle=cycle, position=cycle, policy_version=0,
-            publication=0, role="champion", side="", parameter=6.0, parameter_name="threshold",
+            publication=0, role="champion", side="", round=None, parameter=6.0,
+            parameter_name="threshold",
             predicted=1.0, predicted_model=0.0, arm=arm, draft_len=length, drafted_len=verified,
             verified_len=verified, accepted=accepted,
             label="verified" if arm == "cache" else "hindsight",

@@ -71,12 +71,10 @@ class Session:
             EngineError: the prompt is empty, or leaves no room in the context.
         """
         engine = self.engine
-        if not prompt:
-            raise EngineError("the prompt holds no tokens: give at least one.")
-        if max_tokens < 1 or len(prompt) >= engine.max_model_len:
+        if not prompt or max_tokens < 1 or len(prompt) >= engine.max_model_len:
             raise EngineError(
                 f"a prompt of {len(prompt)} tokens and {max_tokens} more do not fit the context of "
-                f"{engine.max_model_len}: shorten the prompt or ask for at least one token."
+                f"{engine.max_model_len}: give at least one token of each, or a shorter prompt."
             )
         self._requests += 1
         options = RequestOptions(
@@ -90,17 +88,10 @@ class Session:
         request = _Request(self, f"request-{self._requests}", list(prompt), options, sampling)
         self.router.start(request.name, np.asarray(prompt, np.int32), options)
         try:
-            with torch.inference_mode():
-                request.prefill()
-                began = engine.clock()
-                while not request.finish:
-                    request.cycle()
-                ended = engine.clock()
+            return request.run()
         finally:
             self.router.stop(request.name, "abort")
             self.router.settle()
-        assert request.finish
-        return Generation(request.output, request.cycles, request.finish, (ended - began) * 1e6)
 
 
 class _Request:
@@ -125,6 +116,16 @@ class _Request:
         self._generator = torch.Generator().manual_seed(sampling.seed if sampling else 0)
         self._cache = KVCache()
         self._drafter = self._engine.drafter(session.method) if options.speculate else None
+
+    @torch.inference_mode()
+    def run(self) -> Generation:
+        """Run to the end."""
+        self.prefill()
+        began = self._engine.clock()
+        while not self.finish:
+            self.cycle()
+        decode_us = (self._engine.clock() - began) * 1e6
+        return Generation(self.output, self.cycles, self.finish, decode_us)
 
     def prefill(self) -> None:
         """Read the prompt and commit the first token."""

@@ -33,7 +33,6 @@ from decoder.core.payoff.token_classes import token_classes_of
 from decoder.core.router import Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
-from decoder.engines.reference.method import method
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.settings import WorkerSettings
@@ -45,6 +44,7 @@ from pipelines.lab.bench.methods import numbers, words
 from pipelines.lab.replay.costs import cost_table
 from pipelines.lab.replay.traces import files_of, read
 from pipelines.replay.engine import drawn_acceptance
+from pipelines.replay.rivals import method
 from pipelines.reports import write_json
 from pipelines.stats import columns, interval
 

@@ -170,6 +170,29 @@ def test_a_block_of_which_nothing_was_taken_in_is_no_pair() -> None:
     assert interleaver.rounds_made > 5
 
 
+def test_each_step_is_in_the_round_of_its_number_and_a_cancelled_round_has_its_own() -> None:
+    """So that a trial can be worked out anew from drafts, which name their round."""
+    policies = {TRIAL: trial_of(0.9)}
+    interleaver = interleaver_of(policies=policies, holdout=0.0)
+    steps, cancelled = Counter[tuple[int, str]](), set[int]()
+    for at in range(2_000):
+        if at % 97 == 96:
+            before = interleaver.active, interleaver.number
+            policies[TRIAL] = replace(policies[TRIAL], publication=at)
+            interleaver.next_variant(CHAMPION_POLICY)
+            if before[0]:
+                cancelled.add(before[1])
+        variant = interleaver.next_variant(CHAMPION_POLICY)
+        if variant is not None:
+            steps[interleaver.number, variant.name] += 1
+        interleaver.record_step(variant, made(1, us=100.0), True)
+    told = {(r.number, b.variant.name): b.steps for r in interleaver.rounds for b in r.blocks}
+    assert cancelled and not cancelled & {number for number, _ in told}
+    assert told == {key: count for key, count in steps.items() if key in told}
+    numbers = [r.number for r in interleaver.rounds]
+    assert numbers == sorted({*range(interleaver.number + 1)} - cancelled)[: len(numbers)]
+
+
 def test_a_new_champion_or_trial_ends_the_round_under_way() -> None:
     policies = {TRIAL: trial_of(0.5)}
     interleaver = interleaver_of(policies=policies, holdout=0.0)

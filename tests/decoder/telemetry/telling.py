@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from decoder.contracts.events import Origin, decode_batch, encode_batch
-from decoder.contracts.fields import ROW, STRINGS
+from decoder.contracts.fields import NUMBERS, ROW, STRINGS
 from decoder.telemetry.ring import FULL, HEAD, SETTLED, UNREADABLE, Ring
 from tests.events import DraftEvent, events_of
 
@@ -17,13 +17,15 @@ def write(ring: Ring, *events: DraftEvent) -> None:
         told = event._asdict()
         for field in STRINGS:
             text = told[field.name]
-            told[field.name] = ring.word(text) if field.interned else text.encode()
-        told["model_accepted"] = -1 if event.model_accepted is None else event.model_accepted
+            told[field.name] = ring.intern(text) if field.interned else text.encode()
+        for field in NUMBERS:
+            if field.nullable and told[field.name] is None:
+                told[field.name] = -1
         row = np.zeros(1, ROW)
         for name in ROW.names:
             row[name] = 0.0 if told[name] is None else told[name]
         if head - settled < ring.size:
-            ring.rows[ring.places(head, head + 1)] = row
+            ring.rows[ring.indices(head, head + 1)] = row
             head += 1
         else:
             ring.control[FULL] += 1

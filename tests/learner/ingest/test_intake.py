@@ -16,6 +16,7 @@ from decoder.contracts.features import FEATURES
 from decoder.contracts.fields import LIMITS
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import first_policy
+from learner.ingest import lessons
 from learner.ingest.dead_letters import DeadLetters
 from learner.ingest.lessons import Intake, encode_lessons, lessons_of
 from learner.ingest.source import Fetched
@@ -102,7 +103,7 @@ def test_the_extremes_of_every_number_are_learned_from_or_refused(intake: Intake
         assert admitted is not None
         scope.feed(admitted.rows)
     assert scope.total == before + len(EVENTS)
-    assert all(np.isfinite(each.weights).all() for each in scope.learners.trainers)
+    assert scope.learners.trainer and np.isfinite(scope.learners.trainer.weights).all()
     assert all(np.isfinite(sums).all() for _, _, sums in scope._clusters.open.values())
 
 
@@ -187,6 +188,24 @@ def test_nothing_on_the_topic_of_lessons_ends_an_intake_and_drafts_are_no_lesson
         assert intake.admit(fetched(value, offset)) is None
     assert intake.admit(fetched(json.dumps(wire).encode())) is not None
     assert Intake(Kept()).admit(fetched(json.dumps(wire).encode())) is None, "nor the reverse"
+
+
+@pytest.mark.parametrize("rows", [lessons.RECORD_ROWS, lessons.RECORD_ROWS + 1])
+def test_a_record_that_would_hold_the_loop_for_seconds_is_refused(
+    intake: Intake, rows: int
+) -> None:
+    """Compressed, it takes some bytes."""
+    value = encode_events([EVENTS[0]] * rows, ORIGIN, 0)
+    assert (intake.admit(fetched(value)) is not None) == (rows <= lessons.RECORD_ROWS)
+    assert intake.refused == ({} if rows <= lessons.RECORD_ROWS else {"range": 1})
+
+
+def test_a_record_of_many_bytes_is_refused_before_it_is_parsed(
+    intake: Intake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lessons, "decode_batch", None)
+    assert intake.admit(fetched(b" " * (lessons.RECORD_BYTES + 1))) is None
+    assert intake.refused == {"range": 1}
 
 
 @pytest.mark.parametrize("stamp", [-(2**60), -1, 0, 1_700_000_000, 10**15, 2**60])

@@ -203,13 +203,13 @@ def test_a_learner_hears_a_worker_whose_status_lies_on_an_added_partition(
 
     with closing(Workers(broker.kafka)) as workers:
         send(broker.kafka, STATUS.name, *[status("one")] * 3, partition=0)
-        until(lambda: workers.know("one"))
+        until(lambda: workers.knows("one"))
         add_partitions(broker, STATUS, 3)
         send(broker.kafka, STATUS.name, status("two"), partition=2)
-        until(lambda: workers.know("two"))
+        until(lambda: workers.knows("two"))
         make_anew(broker, STATUS, 1)
         send(broker.kafka, STATUS.name, status("three"), partition=0)
-        until(lambda: workers.know("three"))
+        until(lambda: workers.knows("three"))
 
 
 def test_a_lease_is_held_on_through_partitions_that_are_added_and_a_topic_made_anew(

@@ -171,7 +171,7 @@ def test_a_status_that_finds_no_broker_is_counted() -> None:
     status = StatusProducer(KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
     for _ in range(2):
         status.send(LearnerStatus(process="p", scope="s", time=1.0))
-    assert status.failed == 2
+    until(lambda: status.failed == 2)
     swept()
 
 

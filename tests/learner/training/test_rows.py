@@ -226,3 +226,25 @@ def test_a_number_from_far_ahead_silences_nobody_however_often_one_is_forged() -
             read.admit("a", 0, forged)
         read = made(Sequences, unpack(pack({"read": read}))["read"])
     assert read.missing < 1_000 and len(read.came["a"][0]) <= sequences.RUNS
+
+
+@pytest.mark.parametrize("every", [3, 50])
+def test_a_topic_that_is_read_again_is_known_whole_however_many_records_were_lost(
+    every: int,
+) -> None:
+    read = Sequences()
+    came = [number for number in range(2_000) if number % every]
+    assert all(read.admit("a", 0, number) for number in came)
+    assert not any(read.admit("a", 0, number) for number in came), "none teaches twice"
+    assert read.missing == len([n for n in range(1, 2_000) if n % every == 0])
+    assert len(read.came["a"][0]) <= sequences.RUNS
+
+
+def test_who_forges_numbers_near_those_of_a_life_silences_few_of_its_records() -> None:
+    read, silenced, forged = Sequences(), 0, 0
+    for number in range(2_000):
+        silenced += not read.admit("a", 0, number)
+        if number % 100 == 0:
+            forged += 1
+            read.admit("a", 0, number + 5_000)
+    assert silenced <= forged * sequences.FILLED

@@ -76,7 +76,7 @@ def of_worker(kafka: KafkaSettings) -> None:
             process="w", scope="scope", time=time.time(), sides=sums, events_made=100, **made
         )
 
-    supervisor = Supervisor(kafka, ring, ORIGIN, status, interleaver)
+    supervisor = Supervisor(kafka, ring, ORIGIN, status, interleaver.rounds)
     supervisor.start()
     until(lambda: supervisor.report().sent == 100 and supervisor.report().rounds_sent == 1)
     supervisor.close()
@@ -100,9 +100,11 @@ def of_learner(kafka: KafkaSettings) -> None:
     publisher.close()
     dead = DeadLetters(kafka)
     dead.send(Fetched(0, 7, 0, b"w", b"{}"), EventRefused("no event"))
+    until(dead._background.idle)
     dead.close()
     statuses = StatusProducer(kafka)
     statuses.send(LearnerStatus(process="learner", scope="scope", time=time.time()))
+    until(statuses._background.idle)
     statuses.close()
     assert dead.failed == statuses.failed == 0
 

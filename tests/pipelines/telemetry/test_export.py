@@ -6,11 +6,13 @@ import itertools
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from kafka import TopicPartition
 from typer.testing import CliRunner
 
 from decoder.contracts.errors import BrokerError, TraceError
@@ -18,6 +20,7 @@ from decoder.contracts.features import FEATURES
 from decoder.contracts.fields import COLUMNS
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
+from decoder.kafka.clients import open_admin
 from learner.home import LOCK, lock
 from pipelines import machine
 from pipelines.cli import app
@@ -74,6 +77,21 @@ def test_run_again_it_adds_what_has_come_since(filled: KafkaSettings, tmp_path: 
     further = [("one", n) for n in range(70, 80)] + [("other", n) for n in range(25, 35)]
     assert numbers_in(tmp_path / "out") == sorted(LYING + further)
     assert (found.counts["records"], len(found.files)) == (17, 2)
+
+
+def test_what_age_removed_between_two_exports_is_counted_once(
+    filled: KafkaSettings, tmp_path: Path
+) -> None:
+    assert export(filled, tmp_path / "out", quiet).counts["removed"] == 0
+    produce(filled, [(0, record(ONE, 7 + n, 70 + 10 * n)) for n in range(5)])
+    with closing(open_admin(filled, "test", 60_000)) as admin:
+        here = TopicPartition(DRAFTS.name, 0)
+        unread = json.loads((tmp_path / "out" / NOTE).read_text())["offsets"]["0"]
+        admin.delete_records({here: unread + 3})
+    for _ in range(2):
+        found = export(filled, tmp_path / "out", quiet)
+        assert (found.counts["removed"], found.counts["records"]) == (3, 17)
+    assert numbers_in(tmp_path / "out") == sorted(LYING + [("one", n) for n in range(100, 120)])
 
 
 def test_two_exports_into_one_folder_do_not_write_over_each_other(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -90,6 +91,18 @@ def test_rows_are_found_and_deleted_whatever_their_stamp(filled: KafkaSettings, 
     told = sentence(Held(DRAFTS.name, 0, 1, 1, 0, 1.7e9, (2**63 - 1) / 1e3))
     assert told.endswith("; gone by: never"), "kept for longer than there are dates"
     assert not any(ACME.encode() in r.value for r in lying(filled)[DRAFTS.name])
+
+
+def test_a_stamp_in_another_unit_hides_no_other_s_end(filled: KafkaSettings) -> None:
+    ahead = int(time.time() * 1e6)  # microseconds, where milliseconds are due
+    assert raw.put(filled, DRAFTS.name, raw.sound([of_acme(3, 60)], "gzip", ahead)) == [0]
+    told = json.loads(asked("--tenant", "acme", "--json").stdout)
+    (mine,) = (h for h in told["held"] if (h["topic"], h["partition"]) == (DRAFTS.name, 0))
+    now = time.time()
+    assert (mine["records"], mine["ahead"]) == (2, 1)
+    assert now - 3_600 < mine["newest"] <= now < mine["gone_at"] < now + 10 * 365 * 86_400
+    shown = asked("--tenant", "acme").stdout
+    assert "gone by: 20" in shown and "the time of 1 lies ahead" in shown
 
 
 def test_a_tenant_is_known_by_its_name_however_a_request_said_it_and_without_a_key_is_refused(

@@ -25,7 +25,8 @@ EVENTS = 480
 def event(number: int, time: float, **changes: Any) -> DraftEvent:
     fields: dict[str, Any] = {"number": number, "time": time, "cycle": number, "position": number}
     fields |= {"request": "0" * 24, "tenant": "", "session": "", "choice": 0, "workload": "edits"}
-    fields |= {"policy_version": 1, "publication": 1, "role": "champion", "side": ""}
+    fields |= {"policy_version": 1, "publication": 1, "role": "champion"}
+    fields |= {"side": "", "round": None}
     fields |= {"parameter": 2.0, "parameter_name": "threshold"}
     fields |= {"predicted": 3.0, "predicted_model": 1.0, "arm": "cache", "model_accepted": None}
     fields |= {"draft_len": 8, "drafted_len": 8, "verified_len": 8, "accepted": 5}
