@@ -17,23 +17,21 @@ from decoder.contracts.bundle import CHAMPION, MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
 from learner.checkpoint import Tree, made
 from learner.evaluation.clusters import Clusters
-from learner.evaluation.contest import AGES, CALIBRATED, FIRST, SEATS, Contest, Contestant
+from learner.evaluation.contest import AGES, COLUMNS, RETUNED, Challenger, Contest
 from learner.evaluation.drift import STREAMS, Alarm, Detector, beyond
 from learner.evaluation.measured import NOMINAL, Costs, measure
 from learner.evaluation.skill import WINDOW, Skill, curves, skill_of
 from learner.evaluation.tune import tuned
 from learner.settings import LearnerSettings
 from learner.training import train
-from learner.training.calibration import Calibration
-from learner.training.learners import FAST, NAMES, STEPS, Learners, steps_at
+from learner.training.learners import FAST, NAMES, Learners
 from learner.training.losses import labels_of
-from learner.training.rows import Buffer, Rows, empty, joined
+from learner.training.rows import HELD_OUT, Buffer, Rows, empty, joined
 
 BLOCK: Final = 64
-EVIDENCE: Final = 2 * SEATS
-NUMBERS: Final = EVIDENCE + len(STREAMS)
-"""Numbers of a draft that are added up in its cluster: what is for and against each seat, and what
-tells of a change."""
+NUMBERS: Final = COLUMNS + len(STREAMS)
+"""Numbers of a draft that are added up in its cluster: what each seat gains, and what tells of a
+change."""
 COSTED: Final = 4_000
 PRICED: Final = 1_024
 """Drafts from one look at what steps cost to the next."""
@@ -53,7 +51,7 @@ class Scope:
     """
 
     def __init__(self, name: str, settings: LearnerSettings, first: Policy) -> None:
-        """Begin with ``first`` in force: it stays a contestant whenever another is served."""
+        """Begin with ``first`` in force: it stays a challenger whenever another is served."""
         self.name = name
         self.settings = settings
         self.served: Mapping[str, str] = {}
@@ -64,14 +62,13 @@ class Scope:
         self.alarms = dict.fromkeys(STREAMS, 0)
         self.buffer = Buffer(settings.buffer_events)
         self.learners = Learners()
-        self.calibration = Calibration()
         self.contest = Contest(first, first)
         self.detector = Detector()
         self._clusters = Clusters(NUMBERS)
         self._waiting = empty()
-        self._next_contestant = 0  # row of the buffer
+        self._next_challenger = 0  # row of the buffer
         self._costs = NOMINAL
-        self._won: Contestant | None = None
+        self._won: Challenger | None = None
         self._offered: list[str] = []  # digests of the candidates that were handed out last
 
     @property
@@ -99,7 +96,7 @@ class Scope:
         self._waiting = rows.part(whole, len(rows))
         return alarms
 
-    def candidate(self) -> Contestant | None:
+    def candidate(self) -> Challenger | None:
         """Who has won since the last call and is not registered yet; the newest. Mutates."""
         won, self._won = self._won, None
         if won is not None:
@@ -116,10 +113,9 @@ class Scope:
             self.contest.champion = policy  # the same under another version
             return
         newer = policy.version > self.version
-        self.contest.crown(policy, self.buffer.total)
+        self.contest.promote(policy, self.buffer.total)
         self._won = None
         self.skill = skill_of(policy, self.buffer.recent(WINDOW), WINDOW)
-        self.calibration = Calibration()
         if policy.digest in self._offered:
             self.promotions += newer  # else it was gone back to
         elif policy.kind == self.settings.kind and self.learners.trainer:
@@ -131,42 +127,40 @@ class Scope:
         numbers = np.zeros((len(block), NUMBERS))
         if self.buffer.total % PRICED < BLOCK:
             self._costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-        numbers[:, :EVIDENCE] = self.contest.advantages(block, self._costs)
+        numbers[:, :COLUMNS] = self.contest.advantages(block, self._costs)
         if self.learners.trainer:
             cache = self.learners.compare(block, labels)
             model = self.detector.drafter.update(labels)
-            numbers[:, EVIDENCE:] = beyond(cache, model, labels.model_tried)
+            numbers[:, COLUMNS:] = beyond(cache, model, labels.model_tried)
         self.skill.update(self.champion, block)
         closed = self._clusters.add(block.session, numbers)
-        self.contest.take(closed)
+        self.contest.update(numbers, closed)
         row = self.buffer.total + len(block)
-        alarms = self.detector.update([cluster.sums[EVIDENCE:] for cluster in closed], row)
+        alarms = self.detector.update([cluster.sums[COLUMNS:] for cluster in closed], row)
         self.buffer.add(block)
-        kind, steps = self.settings.kind, steps_at(self.buffer)
+        kind = self.settings.kind
         if self.learners.trainer:
-            self.learners.learn(self.buffer, steps)
+            self.learners.learn(self.buffer)
         elif self.champion.kind == kind or row >= self.settings.min_events:
             self.learners.begin(kind, self.champion, self.buffer)
-        if self.champion.kind == "survival":
-            few = np.arange(0, len(block), STEPS // steps)  # as networks, at a faster pace
-            self.calibration.update(self.champion, block.take(few), labels.take(few))
         for alarm in alarms:
             self.alarms[alarm.stream] += 1
             self.last_alarm_at = float(block.time[-1])
         changed = any(alarm.stream == "cache" for alarm in alarms)
         if changed and self.learners.trainer:
-            self._seat(0, self._network(FAST), NAMES[FAST])
-        if changed or self.contest.free(CALIBRATED, AGES[0]):
-            self._seat(CALIBRATED, self._calibrated(), "calibrated")
+            seat = self.contest.vacant()
+            self._seat(0 if seat is None else seat, self._network(FAST), NAMES[FAST])
+        if self.champion.kind == "payoff" and (changed or self.contest.free(RETUNED, AGES[0])):
+            self._seat(RETUNED, self.champion, "retuned")
         self._renew()
         self._decide()
         return alarms
 
     def _renew(self) -> None:
         """Give a seat that is vacant to the learner that foresees best, where one is due."""
-        if self.buffer.total < self._next_contestant or not self.learners.trainer:
+        if self.buffer.total < self._next_challenger or not self.learners.trainer:
             return
-        self._next_contestant = self.buffer.total + self.settings.candidate_every
+        self._next_challenger = self.buffer.total + self.settings.candidate_every
         seat = self.contest.vacant()
         if seat is not None:
             self.learners.follow()
@@ -179,42 +173,34 @@ class Scope:
         trainer, none = self.learners.trainer, self.buffer.recent(0).features
         return train.export(trainer, self.name, self.champion.threshold, none, learner)
 
-    def _calibrated(self) -> Policy | None:
-        """The champion with its log-odds moved, or its threshold retuned; None of counting."""
-        kind = self.champion.kind
-        if kind == "survival":
-            return self.calibration.of(self.champion)
-        return self.champion if kind == "payoff" else None
-
-    def _seat(self, seat: int, policy: Policy | None, origin: str) -> None:
-        """Let ``policy``, tuned to the costs in force, contend from now on."""
+    def _seat(self, seat: int, policy: Policy, origin: str) -> None:
+        """Let ``policy``, tuned to the costs in force, be a challenger from now on."""
         recent = self.buffer.recent(COSTED)
         drafts = recent.features[:, _DRAFT_LEN]
         sound = (
             (np.abs(recent.features) < LIKELY).all(axis=1) & (drafts >= 0) & (drafts <= MAX_DRAFT)
         )
         likely = recent.features[sound]
-        if policy is None or not len(likely):
+        if not len(likely):
             return  # a bundle is refused without a probe that may exist
-        policy = tuned(
-            policy.with_probes(likely[-BLOCK:]), self._costs, self.champion, recent.take(sound)
-        )
+        policy = policy.with_probes(likely[-BLOCK:])
+        learned = recent.take(sound & (recent.session % HELD_OUT != 0))
+        policy = tuned(policy, self._costs, self.champion, learned)
         policy = replace(
             policy, version=0, publication=0, share=0.0, scope=self.name, role=CHAMPION,
             provenance={"origin": "learner"},
         )  # fmt: skip
-        self.contest.seats[seat] = Contestant(policy, self.buffer.total, origin)
+        self.contest.seats[seat] = Challenger(policy, self.buffer.total, origin)
 
     def _decide(self) -> None:
-        """Let the strongest whose evidence suffices win."""
-        for seat in self.contest.passed()[:1]:
-            one = self.contest.seats[seat]
-            assert one is not None
-            if seat == FIRST:  # as it is: the registry has it
-                self.contest.seat_first(self.buffer.total)
-            else:
-                self.contest.seats[seat] = None
-            self._won = one
+        """Let a challenger win whose gain is certain, or the first policy come back."""
+        seat = self.contest.passed(self.buffer.total)
+        if seat is not None:
+            self._won = self.contest.accept(seat, self.buffer.total)
+
+    def put_on_trial(self, policy: Policy | None) -> None:
+        """``policy`` is what workers try; None if nothing. Mutates."""
+        self.contest.put_on_trial(policy, self.buffer.total)
 
     def window(self) -> Mapping[str, int | float]:
         """What the networks may have learned from, for the registry."""
@@ -232,6 +218,26 @@ class Scope:
         """Curves of ``policy`` and of the champion over the drafts held that came after ``row``."""
         rows = self.buffer.recent(self.buffer.total - row)
         return curves({"": policy, "champion_": self.champion}, rows)
+
+    def status(self) -> dict[str, object]:
+        """Fields of a learner's status."""
+        decides = self.champion.parameter_name
+        return {
+            "scope": self.name,
+            "drafts_consumed": self.total,
+            "buffer": len(self.buffer),
+            "updates": self.learners.updates,
+            "drifts": sum(self.alarms.values()),
+            "last_drift_at": self.last_alarm_at,
+            **self.skill.figures(),
+            "predicted_tokens": self.predicted,
+            "accepted_tokens": self.accepted,
+            "candidates": self.candidates,
+            "promotions": self.promotions,
+            "champion_version": self.version,
+            "parameter": self.champion.threshold if decides == "threshold" else 0.0,
+            "parameter_name": decides,
+        }
 
     def snapshot(self) -> Tree:
         """Everything :meth:`restored` needs beside the buffer, policies included: it must not need
@@ -263,13 +269,12 @@ _KEPT: Final[dict[str, Any]] = {
     "last_alarm_at": float,
     "alarms": dict[str, int],
     "learners": Learners,
-    "calibration": Calibration,
     "contest": Contest,
     "detector": Detector,
     "_clusters": Clusters,
     "_waiting": Rows,
     "_costs": Costs,
-    "_next_contestant": int,
+    "_next_challenger": int,
     "_offered": list[str],
 }
 _DRAFT_LEN: Final = FEATURES.index("draft_len")

@@ -70,7 +70,7 @@ class LearnerSettings(Settings):
         default=400, ge=50, description="labelled drafts before a scope learns at all"
     )
     candidate_every: int = Field(
-        default=256, ge=1, description="labelled drafts between two contestants"
+        default=256, ge=1, description="labelled drafts between two challengers"
     )
     kind: Literal["survival", "payoff"] = Field(
         default="survival",
@@ -88,7 +88,11 @@ class LearnerSettings(Settings):
         "person; or nobody, it is served at once",
     )
     trial_margin: float = Field(
-        default=0.03, gt=0.0, lt=0.5, description="loss in rate that a trial has to exclude"
+        default=0.1,
+        gt=0.0,
+        lt=0.5,
+        description="loss in rate that a trial has to exclude by live rounds; by the labels of all "
+        "traffic it has to exclude any",
     )
     trial_minutes: float = Field(
         default=30.0,

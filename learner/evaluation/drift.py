@@ -34,11 +34,12 @@ FEWEST: Final = 30
 """Clusters tested before an alarm."""
 MEMORY: Final = 64.0
 """Clusters over which the scale, their mean distance from zero, is taken."""
-SLACK: Final = 0.3
+SLACK: Final = 0.1
 """By how much of the scale a number may be above the mean before it without being counted."""
 RISE: Final = 15.0
-"""Rise of the sum, in the scale, that is an alarm. Slack and rise are the best of a few on the
-streams of decision 28."""
+"""Rise of the sum, in the scale, that is an alarm. At a slack of 0.3 none came in ten million
+drafts of decision 28's streams, at 0.1 six in a million, in half the time: an alarm only seats a
+challenger."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from decoder.contracts.bundle import Policy
 from decoder.policy.estimate import decide_each, estimate, estimate_each, predict
-from decoder.policy.pricing import part_of
+from decoder.policy.pricing import cost_shares
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice
 from learner.evaluation.measured import Costs, Floats
 from learner.training.rows import UNKNOWN, Rows
@@ -36,7 +36,7 @@ def best_threshold(policy: Policy, rows: Rows, costs: Costs) -> float:
     that brings ten tokens takes the place of other cycles (decision 8)."""
     with np.errstate(all="ignore"):
         predicted = np.nan_to_num(predict(policy, rows.features)).astype(np.float64)
-    plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
+    plain = cost_shares(costs.situation.costs, rows.batch_size, 0, 0)
     other = MODEL if costs.has_model and policy.use_model else NONE
     arms = np.repeat(np.array([[CACHE], [other]], np.int8), len(rows), axis=1)
     lengths = np.stack([rows.draft_len, np.full_like(rows.draft_len, costs.situation.model_len)])
@@ -55,27 +55,29 @@ def best_threshold(policy: Policy, rows: Rows, costs: Costs) -> float:
 
 
 def worth(
-    champion: Policy, others: Sequence[Policy], least: Sequence[float], rows: Rows, costs: Costs
+    champion: Policy, others: Sequence[Policy], bounded: Sequence[bool], rows: Rows, costs: Costs
 ) -> tuple[Floats, Floats]:
-    """What the choices of each of the others would have brought beyond the champion's, float64
+    """What the choices of each of the others would have saved over the champion's, float64
     [others, n] in plain steps: the tokens at what one was worth at the rate in force, less the
-    time. And what they might have lost at the most, whatever was accepted.
+    time. And the plain steps [n] that the champion's take.
+
+    A model draft has a label only where it was verified. Elsewhere its mean stands in, but where
+    another chooses it and the champion does not: the mean is of the drafts that were chosen, and a
+    policy that prefers model drafts where none holds would be credited with it.
 
     Args:
-        least: relative gain [others] of the champion's time that is asked of each.
+        bounded: [others], whether such a choice is credited with no accepted token.
     """
-    plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
+    plain = cost_shares(costs.situation.costs, rows.batch_size, 0, 0)
     rates = _rates(rows, costs, plain)
     choice = _chosen([champion, *others], rows, costs, rates)
-    committed, time = costs.outcome(rows, choice)
+    seen = (rows.arm == MODEL) & np.isfinite(rows.model_accepted)
+    known = seen | (choice.arms[0] == MODEL)
+    mean = np.where(seen, rows.model_accepted, costs.model_accepted)
+    credited = known | ~np.array([False, *bounded])[:, None]
+    committed, time = costs.outcome(rows, choice, np.where(credited, mean, 0.0))
     mine: Floats = committed / rates - time / plain
-    at_most = np.where(choice.arms == CACHE, choice.lengths, 0)
-    came = np.minimum(rows.accepted, at_most)
-    asked = np.asarray(least)[:, None] * (time[0] / plain)
-    found: Floats = mine[1:] - mine[0] - asked
-    if_none: Floats = found - (came[1:] - came[0]) / rates
-    if_all: Floats = if_none + (at_most[1:] - at_most[0]) / rates
-    return found, np.maximum(-np.minimum(if_none, if_all), 0.0)
+    return mine[1:] - mine[0], time[0] / plain
 
 
 def _chosen(policies: Sequence[Policy], rows: Rows, costs: Costs, rates: Floats) -> Choice:

@@ -120,7 +120,7 @@ class Rollout:
             return False
         outcome = self.one.outcome(settings)
         if outcome is None:
-            self.one.share = self.one.wider()
+            self.one.share = self.one.wider(settings)
             return False
         self.step(Event.DECIDED, outcome)
         return True

@@ -20,6 +20,7 @@ from decoder.contracts.errors import ContractError
 from decoder.contracts.trials import decode_round
 from decoder.experiment.effect import UNKNOWN
 from decoder.limited_log import LimitedLog
+from learner.evaluation.contest import TRIED
 from learner.ingest.sequences import Sequences
 from learner.ingest.source import EventSource
 from learner.lease import MARGIN_SECONDS, Lease
@@ -29,6 +30,7 @@ from learner.release.registrar import Registrar
 from learner.release.registrations import LOST, ROLLED_BACK, Move, Moved
 from learner.release.registry import Standing
 from learner.release.rollout import Event, Rollout, State
+from learner.scope import Scope
 from learner.scopes import beginning
 from learner.settings import LearnerSettings
 
@@ -64,9 +66,11 @@ class Rollouts:
         self._handed: dict[str, Move] = {}  # under way
 
     def busy(self, scope: str) -> bool:
-        """Whether a policy of ``scope`` is compared with the champion. Any thread may ask."""
+        """Whether a policy of ``scope`` is on trial; what is watched gives way to the next. Any
+        thread may ask."""
         rollout = self.of.get(scope)
-        return rollout is not None and rollout.one is not None
+        one = None if rollout is None else rollout.one
+        return one is not None and one.kind == "trial"
 
     def open(self) -> set[str]:
         """Scopes in which something is compared, or lies on the topic as if it were."""
@@ -121,6 +125,19 @@ class Rollouts:
         one = rollout.one
         comparing = one is not None and rollout.state is State.COMPARING
         return (one.version, one.share) if one is not None and comparing else None
+
+    def judge(self, scope: Scope) -> int | None:
+        """Take in what the labels of ``scope`` say of the policy on trial; its version, where the
+        scope does not judge it yet. Mutates."""
+        rollout = self.of.get(scope.name, Rollout())
+        one, tried = rollout.one, scope.contest.seats[TRIED]
+        if one is None or one.kind != "trial" or rollout.outcome is not None:
+            scope.put_on_trial(None)
+        elif tried is None or tried.policy.version != one.version:
+            return one.version
+        else:
+            one.labels = tried.gain()
+        return None
 
     def published(self, policy: Policy) -> None:
         """What was due lies there, unless something else is due by now."""

@@ -95,10 +95,11 @@ class Learners:
         """
         assert self.trainer is not None
         steps = steps or steps_at(buffer)
-        spans = np.array([[len(buffer)], [min(len(buffer), RECENT)]])
+        rows = buffer.training()
+        spans = np.array([[len(rows)], [min(len(rows), RECENT)]])
         draw = np.random.default_rng(buffer.total)
         ago = draw.integers(0, spans, (steps, len(NAMES), BATCH))
-        train.update(self.trainer, buffer.at(buffer.total - 1 - ago.ravel()), BATCH)
+        train.update(self.trainer, buffer.at(rows[-1 - ago.ravel()]), BATCH)
         self.updates += steps
 
     def follow(self) -> None:

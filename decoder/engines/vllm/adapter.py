@@ -18,11 +18,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
 from decoder.core.requests import Decisions, StepReport
@@ -179,11 +177,13 @@ class Adapter:
             self._set_budget(report, step)
             chosen = self.worker.router.choose(report)
             self._chosen = report, rows
+            longest = self._longest_of(step, rows)
+            drafts = _cache_drafts(chosen, longest, step.limits.vocabulary)
             end = step.limits.drafter_len if self.has_model else 0
-            reach, vocabulary = end - report.advanced["length"], step.limits.vocabulary
-            drafts, limits = _limited(chosen, self._longest_of(step, rows), reach, vocabulary)
-            k = min(int(limits.max(initial=0)), self.worker.settings.model_draft_tokens)
-            return Plan(drafts, limits.tolist(), k).spread(rows, size)
+            reach = [end - step.lengths[row] for row in rows]
+            limits = _model_limits(chosen, longest, reach)
+            k = min(max(limits, default=0), self.worker.settings.model_draft_tokens)
+            return Plan(drafts, limits, k).spread(rows, size)
         return Plan.nothing(size)
 
     def _start_new(self, step: BatchStep) -> None:
@@ -234,15 +234,15 @@ class Adapter:
             report.budget *= self._steps % DRAFTS_SHARE > 0
         report.unable, report.waiting, report.capacity = step.unable, step.waiting, most
 
-    def _longest_of(self, step: BatchStep, rows: Sequence[int]) -> int | NDArray[np.int64]:
-        """Longest draft, of all requests or of each in ``rows``."""
+    def _longest_of(self, step: BatchStep, rows: Sequence[int]) -> list[int]:
+        """Longest draft of each request in ``rows``."""
         assert self.worker is not None, "only the leading rank decides"
         longest, table = min(self._longest, step.longest), self.worker.router.costs.table
         if table is NOMINAL or not self._under_grammar:  # the nominal table has no unit of time
-            return longest
-        bound = np.array([name in self._under_grammar for name in step.names])
-        few = min(longest, under_grammar(int(bound.sum()), table.time(len(bound))))
-        return np.where(bound, few, longest)[rows]
+            return [longest] * len(rows)
+        bound = [name in self._under_grammar for name in step.names]
+        few = min(longest, under_grammar(sum(bound), table.time(len(bound))))
+        return [few if bound[row] else longest for row in rows]
 
     def time(self, ours: bool) -> None:
         """Attribute the time from now on to this plugin, or to vLLM and its drafter."""
@@ -265,28 +265,31 @@ class Adapter:
             self._count(what)
 
 
-def _limited(
-    chosen: Decisions, most: int | NDArray[np.int64], reach: NDArray[np.int64], vocabulary: int
-) -> tuple[list[list[int]], NDArray[np.int64]]:
-    """The cache draft of each request, and the limit of its model draft.
+def _cache_drafts(chosen: Decisions, longest: list[int], vocabulary: int) -> list[list[int]]:
+    """The cache draft of each request, of at most ``longest`` tokens.
 
-    A cache draft ends before the first token outside of the target's vocabulary, such as a
-    placeholder in a prompt.
-
-    Args:
-        most: longest draft of each.
-        reach: tokens of each that the drafter has room for.
+    It ends before the first token outside of the target's vocabulary, such as a placeholder in a
+    prompt.
     """
-    lens = np.minimum(chosen.lengths, most)
-    wanted = chosen.rooms * (chosen.arms == MODEL)
-    limits = np.maximum(np.minimum(np.minimum(wanted, reach), most), 0)
-    if not (width := int(lens.max(initial=0))):
-        return [[] for _ in lens], limits
-    tokens, positions = chosen.tokens[chosen.drafts, :width], np.arange(width)
-    proposed = positions < lens[:, None]
-    invalid = proposed & (tokens.view(np.uint32) >= vocabulary)  # or below 0
-    if invalid.any():
-        lens = np.where(invalid.any(1), invalid.argmax(1), lens)
-        proposed = positions < lens[:, None]
-    flat, ends = tokens[proposed].tolist(), np.cumsum(lens).tolist()
-    return [flat[begin:end] for begin, end in pairwise([0, *ends])], limits
+    lengths = [*map(min, chosen.lengths.tolist(), longest)]
+    if not (width := max(lengths, default=0)):
+        return [[] for _ in lengths]
+    rows, tokens = chosen.drafts.tolist(), chosen.tokens[:, :width]
+    ids = tokens.view(np.uint32)  # large below 0
+    if ids.max() >= vocabulary:
+        valid = (ids < vocabulary).cumprod(1).sum(1).tolist()
+        lengths = [min(length, valid[row]) for row, length in zip(rows, lengths, strict=True)]
+    # Each draft by itself: operations on all rows are slower where caches are cold.
+    return [
+        tokens[row, :length].tolist() if length else []
+        for row, length in zip(rows, lengths, strict=True)
+    ]
+
+
+def _model_limits(chosen: Decisions, longest: list[int], reach: list[int]) -> list[int]:
+    """Most tokens of each request's model draft; ``reach`` is the drafter's room for each."""
+    arms, rooms = chosen.arms.tolist(), chosen.rooms.tolist()
+    return [
+        max(min(room, left, most), 0) if arm == MODEL else 0
+        for arm, room, left, most in zip(arms, rooms, reach, longest, strict=True)
+    ]

@@ -61,6 +61,22 @@ def test_winners_wait_while_a_version_is_pinned(desk: Registrar, registry: Regis
     assert (done.version, done.refusal) == (2, "")
 
 
+def test_the_first_policy_comes_back_at_once_whatever_is_compared(registry: Registry) -> None:
+    MINE.add("ab12")
+    first, worse = registry.register(FIRST), registry.register(WINNER)
+    registry.move("ab12", "champion", worse)
+    desk = Registrar(registry, MINE.__contains__, busy=lambda scope: True, trial=True)
+    desk.start()
+    try:
+        back = Registration(FIRST, against=digest_of(WINNER), params={"learner": "first"})
+        desk.hand(Registration(random_policy(7, "ab12"), against=digest_of(WINNER)))
+        desk.hand(back)
+        assert settled(desk) == Settled(first, "")
+        assert registry.standing("ab12").champion == first
+    finally:
+        desk.close()
+
+
 def test_a_damaged_champion_is_no_obstacle(
     desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
