@@ -35,11 +35,10 @@ from learner.lease import MARGIN_SECONDS, Lease
 from learner.page import Vitals, serving
 from learner.release.publish import PolicyPublisher
 from learner.release.registrar import Registrar
-from learner.release.registrations import KEPT, Answer, Moved, Registration, registration_of
+from learner.release.registrations import Answer, Moved, first_registration, registration_of
 from learner.release.registry import Registry, Standing
 from learner.release.rollouts import Rollouts
 from learner.scope import Scope
-from learner.scopes import beginning
 from learner.settings import LearnerSettings
 from learner.status import StatusProducer
 
@@ -310,11 +309,7 @@ class Learner:
             served = self.standings.get(name, Standing(name)).served
             if served is None and self.lease.holds(name) and (name, False) not in waiting:
                 scope = self.scopes.awake.get(name)
-                policy, origin = beginning(name, self.settings), str(self.settings.start)
-                if scope is not None and scope.version:  # deleted, or its alias taken away
-                    policy, origin = scope.champion, KEPT
-                tags = {"origin": origin, **(scope.served if scope else {})}
-                self.registrar.hand(Registration(policy, tags=tags))
+                self.registrar.hand(first_registration(name, scope, self.settings))
 
     def _slice(self) -> dict[str, Standing]:
         """The aliases of the scopes in which something happens, and of others in turn: a registry
@@ -385,28 +380,14 @@ class Learner:
 
     def _of_scope(self, name: str, scope: Scope) -> dict[str, object]:
         last = self.publisher.published.last(name)
-        decides = scope.champion.parameter_name
         return {
-            "scope": name,
             "events_consumed": self.scopes.entries[name],
             "losses": dict(self.scopes.lost.get(name, {})),
-            "drafts_consumed": scope.total,
             "share": self.shares.get(name, 1.0),
-            "buffer": len(scope.buffer),
-            "updates": scope.learners.updates,
-            "drifts": sum(scope.alarms.values()),
-            "last_drift_at": scope.last_alarm_at,
-            **scope.skill.figures(),
-            "predicted_tokens": scope.predicted,
-            "accepted_tokens": scope.accepted,
-            "candidates": scope.candidates,
-            "promotions": scope.promotions,
-            "champion_version": scope.version,
             "publication": 0 if last is None else last.number,
-            "parameter": scope.champion.threshold if decides == "threshold" else 0.0,
-            "parameter_name": decides,
             "lease": self.lease.holder_of(name),
             "holds_lease": self.lease.holds(name),
+            **scope.status(),
             **self.rollouts.status(name),
         }
 

@@ -219,6 +219,26 @@ class Scope:
         rows = self.buffer.recent(self.buffer.total - row)
         return curves({"": policy, "champion_": self.champion}, rows)
 
+    def status(self) -> dict[str, object]:
+        """Fields of a learner's status."""
+        decides = self.champion.parameter_name
+        return {
+            "scope": self.name,
+            "drafts_consumed": self.total,
+            "buffer": len(self.buffer),
+            "updates": self.learners.updates,
+            "drifts": sum(self.alarms.values()),
+            "last_drift_at": self.last_alarm_at,
+            **self.skill.figures(),
+            "predicted_tokens": self.predicted,
+            "accepted_tokens": self.accepted,
+            "candidates": self.candidates,
+            "promotions": self.promotions,
+            "champion_version": self.version,
+            "parameter": self.champion.threshold if decides == "threshold" else 0.0,
+            "parameter_name": decides,
+        }
+
     def snapshot(self) -> Tree:
         """Everything :meth:`restored` needs beside the buffer, policies included: it must not need
         the registry."""

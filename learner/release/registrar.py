@@ -164,7 +164,9 @@ class Registrar:
                 self.away_since = 0.0
             except RegistryError as error:
                 pause = RETRY_SECONDS
-                self._complain(error)
+                if not self.away_since:
+                    self.away_since = time.time()
+                    log.warning("%s; %d registrations wait", error, len(self._waiting))
             except Exception:  # a bug here must not leave a learner that never promotes again
                 pause = RETRY_SECONDS
                 log.exception("the registry's thread failed and goes on")
@@ -186,7 +188,7 @@ class Registrar:
         if moves:
             standings = self._registry.standings()
         now = time.monotonic()
-        waiting = [r for r in self.waiting() if now >= self._failures.get(_tried(r), (0, now))[1]]
+        waiting = [r for r in self.waiting() if now >= self._failures.get(r.name, (0, now))[1]]
         ours = [r for r in waiting if self._is_due(r, standings)]
         for registration in ours:
             if not self._stopping.is_set():
@@ -241,7 +243,7 @@ class Registrar:
     def _try(self, registration: Registration, standings: Mapping[str, Standing]) -> None:
         """Register it. One that MLflow refuses, as all are where writes are forbidden, waits longer
         after each failure and blocks no other."""
-        scope, key = registration.policy.scope, _tried(registration)
+        scope, key = registration.policy.scope, registration.name
         try:
             settled = self._settled(registration, standings.get(scope, Standing(scope)))
         except PolicyRefused as error:
@@ -264,9 +266,8 @@ class Registrar:
         count = self._failures.get(key, (0, 0.0))[0] + 1
         pause = min(FOLLOW_SECONDS * 2.0 ** min(count - 1, 30), LONGEST_PAUSE_SECONDS)
         self._failures[key] = count, time.monotonic() + pause
-        say = self._limited_log.warning
-        if not isinstance(error, HvdError):
-            say = self._limited_log.exception
+        limited = self._limited_log
+        say = limited.warning if isinstance(error, HvdError) else limited.exception
         say("MLflow refuses what is written: scope %s, %s: %s; tried again", *key, error)
         return count
 
@@ -391,17 +392,6 @@ class Registrar:
         with self._lock:
             self._asked.discard((scope, version))
         self._answers.put(policy)
-
-    def _complain(self, error: RegistryError) -> None:
-        if not self.away_since:
-            self.away_since = time.time()
-            log.warning("%s; %d registrations wait, learning goes on", error, len(self._waiting))
-
-
-def _tried(registration: Registration) -> tuple[str, str]:
-    return registration.policy.scope, (
-        "a candidate" if registration.against else "its first policy"
-    )
 
 
 def _is_recent(at: datetime) -> bool:

@@ -13,6 +13,8 @@ from decoder.contracts.bundle import FIRST, Policy
 from learner.evaluation.contest import Challenger
 from learner.release.registry import Registry, Standing, digest_of
 from learner.scope import Scope
+from learner.scopes import beginning
+from learner.settings import LearnerSettings
 
 KEPT: Final = "kept"
 """Origin of a policy that is in force, and no version any more."""
@@ -39,6 +41,11 @@ class Registration:
     def key(self) -> tuple[str, bool]:
         """Of these one waits: a later winner takes the place of an earlier one."""
         return self.policy.scope, bool(self.against)
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Scope and what it is, in log lines."""
+        return self.policy.scope, "a candidate" if self.against else "its first policy"
 
     @property
     def is_return(self) -> bool:
@@ -70,6 +77,15 @@ def registration_of(scope: Scope, won: Challenger, offsets: Mapping[int, int]) -
             "offsets": {str(partition): offset for partition, offset in sorted(offsets.items())},
         },
     )
+
+
+def first_registration(name: str, scope: Scope | None, settings: LearnerSettings) -> Registration:
+    """What becomes champion of scope ``name``, which has none: its first policy; or the one in
+    force, where somebody deleted its version or took the alias away."""
+    policy, origin = beginning(name, settings), str(settings.start)
+    if scope is not None and scope.version:
+        policy, origin = scope.champion, KEPT
+    return Registration(policy, tags={"origin": origin, **(scope.served if scope else {})})
 
 
 LOST: Final = "the lease is lost"

@@ -22,7 +22,6 @@ from decoder.contracts.features import FloatArray
 from decoder.contracts.trials import Round
 from decoder.core.choice import choose
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.experiment.block import StepOutcome
@@ -233,18 +232,10 @@ def decode(
     """
     rule = worker.rule() if worker.rule is not None else None
     clock, cache = _Clock(rule.update if rule else None), SuffixCache(worker.settings)
-    router = DraftRouter(
-        cache,
-        policy,
-        token_classes,
-        clock,
-        True,
-        model_draft_tokens=worker.settings.model_draft_tokens,
-        rule=rule or choose,
-        costs=_RecordedCosts(costs[0], live=worker.adapts),
-        floor=Floor(True) if worker.adapts else None,
-        interleaver=interleaver,
-    )
+    k = worker.settings.model_draft_tokens
+    router = DraftRouter(cache, policy, token_classes, clock, model_len=k, guarded=worker.adapts)
+    router.costs = _RecordedCosts(costs[0], live=worker.adapts)
+    router.rule, router.interleaver = rule or choose, interleaver
     made = Run.of(len(requests))
     engine = Engine(router, cache, [r.trace for r in requests], usual=False)
     for index, request in enumerate(requests):
