@@ -50,7 +50,6 @@ _NUMBERS: Final[dict[Any, Any]] = (
 Int64Array = Annotated[NDArray[np.int64], 1]
 Int32Array = Annotated[NDArray[np.int32], 1]
 Int32Matrix = Annotated[NDArray[np.int32], 2]
-Int64Matrix = Annotated[NDArray[np.int64], 2]
 Float32Array = Annotated[NDArray[np.float32], 1]
 Float32Matrix = Annotated[NDArray[np.float32], 2]
 Float64Array = Annotated[NDArray[np.float64], 1]

@@ -1,22 +1,19 @@
-"""The learner's state and the offsets it stands for, saved in one atomic write.
+"""Stores the learner's state and the offsets it stands for, in one transaction.
 
-A file is safetensors: arrays, and a header with the JSON of the rest, in which each array is named
-where it belongs, and a digest over both. A dataclass is written as its fields, and :func:`made`
-again by their annotations. Scopes have files of their own (``learner.scopes``), which the
-checkpoint names: so what did not change is not written again, and all of it is in force at once.
-The previous checkpoint is kept. No pickle.
+A tree is stored as safetensors: arrays, and a header with the JSON of the rest, in which each array
+is named where it belongs, and a digest over both. A dataclass is written as its fields, and
+:func:`made` again by their annotations. No pickle.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import logging
-import os
 import secrets
+import sqlite3
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -25,112 +22,114 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, TypeAdapter
-from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from decoder.contracts.bundle import metadata_of
 from decoder.contracts.features import SCHEMA_ID
 
-log = logging.getLogger(__name__)
-
-FORMAT: Final = f"hvd.learner.v8-{SCHEMA_ID.rpartition('-')[2]}"
+FORMAT: Final = f"hvd.learner.v9-{SCHEMA_ID.rpartition('-')[2]}"
 """Of other features, nothing that was learned is to be gone on from."""
 Tree = dict[str, Any]
-"""What is put into a file: what JSON knows, arrays, dataclasses and models; it is read back without
+"""What is stored: what JSON knows, arrays, dataclasses and models; it is read back without
 the last two, and in the same order."""
 Arrays = dict[str, NDArray[Any]]
 T = TypeVar("T")
 
 
 class OtherFormat(ValueError):
-    """A whole file of another release; says of which format."""
+    """A whole tree of another release, or of another topic; says of which."""
 
 
-def previous_of(path: Path) -> Path:
-    """Where the checkpoint before the one at ``path`` is kept."""
-    return path.with_suffix(path.suffix + ".previous")
+class Damaged(OSError):
+    """What lies there is no store."""
 
 
-def save(path: Path, tree: Tree) -> int:
-    """Replace the checkpoint at ``path``; at every instant a whole one lies there or beside it.
+class Store:
+    """Trees by name and number in one SQLite file. What is put is in force at :meth:`commit`, all
+    at once; until then this connection alone sees it, and a kill undoes it.
 
-    Returns:
-        the bytes written.
-
-    Raises:
-        OSError: the disk refuses; what :func:`load` finds is as it was.
+    A tree may say how many events it has learned from, which is read without the tree. Every method
+    raises OSError where the disk refuses, and its kind Damaged where the file is none of SQLite's.
     """
-    return write(path, tree, previous_of(path))
+
+    def __init__(self, path: Path) -> None:
+        with _as_os_error():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "temp_store=MEMORY"):
+                self._db.execute(f"PRAGMA {pragma}")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS trees (name TEXT, number INTEGER, "
+                "learned INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (name, number))"
+            )
+            if (found := self._read("PRAGMA quick_check(1)")) != [("ok",)]:
+                raise sqlite3.DatabaseError(str(found))
+
+    def put(self, name: str, tree: Tree, number: int = 0, learned: int = 0) -> int:
+        """Put ``tree`` in the place of what is there; its bytes."""
+        data = pack(tree)
+        self._write("INSERT OR REPLACE INTO trees VALUES (?, ?, ?, ?)", name, number, learned, data)
+        return len(data)
+
+    def drop(self, name: str, below: int = 2**62) -> None:
+        """Drop the trees of ``name`` with numbers below that."""
+        self._write("DELETE FROM trees WHERE name = ? AND number < ?", name, below)
+
+    def get(self, name: str, below: int = 1) -> list[Tree]:
+        """The trees of ``name`` with numbers below that, in their order; raises as :func:`unpack`
+        where one is damaged."""
+        asked = "SELECT data FROM trees WHERE name = ? AND number < ? ORDER BY number"
+        return [unpack(data) for (data,) in self._read(asked, name, below)]
+
+    def learned(self, name: str) -> int:
+        """What tree ``name`` says; 0 where there is none."""
+        return sum(n for (n,) in self._read("SELECT learned FROM trees WHERE name = ?", name))
+
+    def commit(self) -> None:
+        """Let what was put be in force; on the disk when this returns."""
+        self._end("COMMIT")
+
+    def rollback(self) -> None:
+        """Undo what was put since the last commit."""
+        self._end("ROLLBACK")
+
+    def close(self) -> None:
+        """Leave the file; what is not committed is undone."""
+        self._db.close()
+
+    def _end(self, how: str) -> None:
+        with _as_os_error():
+            if self._db.in_transaction:
+                self._db.execute(how)
+
+    def _write(self, statement: str, *values: object) -> None:
+        with _as_os_error():
+            if not self._db.in_transaction:
+                self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(statement, values)
+
+    def _read(self, statement: str, *values: object) -> list[Any]:
+        with _as_os_error():
+            return self._db.execute(statement, values).fetchall()
 
 
-def write(path: Path, tree: Tree, before: Path | None = None) -> int:
-    """Put one file at ``path``, whole or not at all, and on the disk when this returns; its bytes.
-    What was there goes to ``before``, if that is named.
-
-    Raises:
-        OSError: the disk refuses; what was there is as it was.
-    """
-    data = pack(tree)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_suffix(path.suffix + ".tmp")
+@contextmanager
+def _as_os_error() -> Iterator[None]:
     try:
-        with written.open("wb") as file:
-            size = file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if before is not None and path.exists():
-            path.replace(before)
-        written.replace(path)
-    except BaseException:
-        written.unlink(missing_ok=True)  # a part of a file would keep a full disk full
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return size
-
-
-def load(path: Path) -> Tree | None:
-    """The newest sound checkpoint at ``path`` or beside it; None when there is none.
-
-    A damaged file is reported and moved aside to ``*.damaged``, so that the next save does not
-    replace the sound previous one by it.
-
-    Raises:
-        OtherFormat: another release has saved it.
-    """
-    for candidate in (path, previous_of(path)):
-        if not candidate.exists():
-            continue
-        try:
-            return read(candidate)
-        except OtherFormat:
-            raise
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            log.error("checkpoint %s is damaged (%s); trying the one before it", candidate, error)
-            with contextlib.suppress(OSError):
-                candidate.replace(candidate.with_suffix(".damaged"))
-    return None
-
-
-def read(path: Path) -> Tree:
-    """The file at ``path``.
-
-    Raises:
-        OSError, SafetensorError, ValueError, KeyError, TypeError: it is not there, or damaged.
-    """
-    return unpack(path.read_bytes())
+        yield
+    except sqlite3.OperationalError as error:
+        raise OSError(str(error)) from error
+    except sqlite3.Error as error:
+        raise Damaged(str(error)) from error
 
 
 def pack(tree: Tree) -> bytes:
-    """``tree`` as a file holds it."""
+    """``tree`` as bytes."""
     arrays: Arrays = {}
     mark = secrets.token_hex(8)  # a bundle's provenance may hold any word that is known before
 
-    def told(value: Any) -> Any:
+    def encode(value: Any) -> Any:
         """What JSON has no word for."""
         if isinstance(value, np.generic):
             return value.item()
@@ -139,42 +138,47 @@ def pack(tree: Tree) -> bytes:
         if isinstance(value, BaseModel):
             return value.model_dump()
         if not isinstance(value, np.ndarray | array):
-            raise TypeError(f"{value!r} is nothing that a checkpoint holds")
+            raise TypeError(f"{value!r} is nothing that is stored")
         name = str(len(arrays))
         arrays[name] = np.ascontiguousarray(value)
         return {mark: name}
 
-    state = json.dumps({"format": FORMAT, **tree}, default=told)
+    state = json.dumps({"format": FORMAT, **tree}, default=encode)
     return save_arrays(
         arrays, metadata={"state": state, "digest": _digest(arrays, state), "mark": mark}
     )
 
 
 def unpack(data: bytes) -> Tree:
-    """The reverse, with arrays that may be written to; raises as :func:`read`."""
+    """The reverse, with arrays that may be written to.
+
+    Raises:
+        OtherFormat: another release has stored it.
+        SafetensorError, ValueError, KeyError, TypeError: it is damaged.
+    """
     arrays = load_arrays(data)
     metadata = metadata_of(data)
     if metadata["digest"] != _digest(arrays, metadata["state"]):
         raise ValueError("its digest does not match")
     mark = metadata.get("mark", "mark")  # older releases had none
 
-    def heard(value: dict[str, Any]) -> Any:
+    def decode(value: dict[str, Any]) -> Any:
         return arrays[value[mark]].copy() if value.keys() == {mark} else value
 
-    tree: Tree = json.loads(metadata["state"], object_hook=heard)
+    tree: Tree = json.loads(metadata["state"], object_hook=decode)
     if (of := tree.pop("format")) != FORMAT:
         raise OtherFormat(of)
     return tree
 
 
-def made(kind: Callable[..., T], told: object) -> T:
+def made(kind: Callable[..., T], tree: object) -> T:
     """What was written as ``told``.
 
     Raises:
         ValueError: it is not of this version.
     """
-    found: T = _reader(kind).validate_python([told])[0]
-    return found
+    value: T = _reader(kind).validate_python([tree])[0]
+    return value
 
 
 @cache

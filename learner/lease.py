@@ -22,9 +22,8 @@ from decoder.contracts.bundle import LEAP, NUMBERS_A_TERM
 from decoder.contracts.fields import NAME_LENGTH
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
-from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
+from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, log_error, open_producer
 from decoder.kafka.compacted import Compacted
-from decoder.kafka.faults import tell
 from decoder.limited_log import LimitedLog
 from learner.background import Background
 
@@ -206,7 +205,7 @@ class Lease:
         under_way.add_errback(self._refused)
 
     def _refused(self, error: BaseException) -> None:
-        tell(self._limited_log, LEASE.name, "written", error)
+        log_error(self._limited_log, LEASE.name, "written", error)
 
     def _ends_at(self, scope: str, claim: Claim) -> float:
         """Until when ``claim`` is our lease; 0 where it is none."""

@@ -35,11 +35,10 @@ from learner.lease import MARGIN_SECONDS, Lease
 from learner.page import Vitals, serving
 from learner.release.publish import PolicyPublisher
 from learner.release.registrar import Registrar
-from learner.release.registrations import KEPT, Answer, Moved, Registration, registration_of
+from learner.release.registrations import Answer, Moved, first_registration, registration_of
 from learner.release.registry import Registry, Standing
 from learner.release.rollouts import Rollouts
 from learner.scope import Scope
-from learner.scopes import beginning
 from learner.settings import LearnerSettings
 from learner.status import StatusProducer
 
@@ -171,13 +170,14 @@ class Learner:
         self._checkpoint_at = now + max(CHECKPOINT_SECONDS, written / CHECKPOINT_BYTES_A_SECOND)
 
     def close(self) -> None:
-        """Let go of leases, broker and registry; saves nothing."""
+        """Let go of leases, broker, registry and store; saves nothing."""
         for part in (
             self.registrar, self.lease, self.source, self.rollouts, self.workers, self.dead,
             self.publisher, self.status, self.group,
         ):  # fmt: skip
             if part is not None:
                 part.close()
+        self.scopes.store.close()
 
     def _consume(self) -> None:
         """Learn from what has come. What is learned from, or refused for good, counts as read."""
@@ -222,7 +222,9 @@ class Learner:
             self.scopes.abandon(name, "fault")
             return
         if alarms:
-            log.info("scope %s: traffic changed, MAE now %.2f tokens", name, scope.mae)
+            log.info(
+                "scope %s: traffic changed, MAE now %.2f tokens", name, scope.skill.figures()["mae"]
+            )
         if won is not None and winner is not None:
             log.info("scope %s: a candidate won: %s", name, won.reason)
             self.registrar.hand(winner)
@@ -292,6 +294,9 @@ class Learner:
                 if any(not unreadable(name, version) for version, _ in self._due(name).values())
             }
         wanted = set()
+        for name, learned in self.scopes.awake.items():
+            if (tried := self.rollouts.judge(learned)) is not None:
+                wanted.add((name, tried))
         for name, standing in part.items():
             scope = self.scopes.awake.get(name)
             if standing.served and scope is not None and scope.version != standing.served:
@@ -304,11 +309,7 @@ class Learner:
             served = self.standings.get(name, Standing(name)).served
             if served is None and self.lease.holds(name) and (name, False) not in waiting:
                 scope = self.scopes.awake.get(name)
-                policy, origin = beginning(name, self.settings), str(self.settings.start)
-                if scope is not None and scope.version:  # deleted, or its alias taken away
-                    policy, origin = scope.champion, KEPT
-                tags = {"origin": origin, **(scope.served if scope else {})}
-                self.registrar.hand(Registration(policy, tags=tags))
+                self.registrar.hand(first_registration(name, scope, self.settings))
 
     def _slice(self) -> dict[str, Standing]:
         """The aliases of the scopes in which something happens, and of others in turn: a registry
@@ -350,6 +351,8 @@ class Learner:
         if scope is not None and scope.version != version == served:
             self.scopes.of(name).crown(policy)
             self._checkpoint_at = 0.0
+        elif scope is not None and self.rollouts.judge(scope) == version:
+            self.scopes.of(name).put_on_trial(policy)
 
     def _report(self) -> None:
         self._status_at = time.monotonic() + STATUS_SECONDS
@@ -377,28 +380,14 @@ class Learner:
 
     def _of_scope(self, name: str, scope: Scope) -> dict[str, object]:
         last = self.publisher.published.last(name)
-        decides = scope.champion.parameter_name
         return {
-            "scope": name,
-            "events_consumed": self.scopes.entries[name].events,
+            "events_consumed": self.scopes.entries[name],
             "losses": dict(self.scopes.lost.get(name, {})),
-            "drafts_consumed": scope.total,
             "share": self.shares.get(name, 1.0),
-            "buffer": len(scope.buffer),
-            "updates": scope.learners.updates,
-            "drifts": sum(scope.alarms.values()),
-            "last_drift_at": scope.last_alarm_at,
-            "mae": scope.mae,
-            "predicted_tokens": scope.predicted,
-            "accepted_tokens": scope.accepted,
-            "candidates": scope.candidates,
-            "promotions": scope.promotions,
-            "champion_version": scope.version,
             "publication": 0 if last is None else last.number,
-            "parameter": scope.champion.threshold if decides == "threshold" else 0.0,
-            "parameter_name": decides,
             "lease": self.lease.holder_of(name),
             "holds_lease": self.lease.holds(name),
+            **scope.status(),
             **self.rollouts.status(name),
         }
 

@@ -43,6 +43,9 @@ SCOPE_COUNTS: Final = {
 SCOPE_LEVELS: Final = {
     "share": "Part of its requests that is learned from.",
     "mae": "Absolute error of the champion on recent drafts, tokens.",
+    "precision": "Share that brought six tokens, of recent drafts predicted to.",
+    "recall": "Share predicted to, of recent drafts that brought six tokens.",
+    "f1": "Harmonic mean of precision and recall.",
     "champion_version": "Version of the champion.",
     "publication": "Number of its last publication; 0 before the first.",
     "holds_lease": "1 while the scope is this learner's to promote and publish.",
@@ -70,8 +73,8 @@ class StatusCollector(Collector):
                 yield _family(kind, name, meaning, {(): getattr(first, name)})
         for kind, names in ((CounterMetricFamily, SCOPE_COUNTS), (GaugeMetricFamily, SCOPE_LEVELS)):
             for name, meaning in names.items():
-                found: Samples = {(s.scope,): getattr(s, name) for s in scopes}
-                yield _family(kind, name, meaning, found, "scope")
+                samples: Samples = {(s.scope,): getattr(s, name) for s in scopes}
+                yield _family(kind, name, meaning, samples, "scope")
         away = first.registry_away_since
         yield _family(
             GaugeMetricFamily, "registry_away_seconds",
@@ -83,16 +86,16 @@ class StatusCollector(Collector):
             ("given_up", "Registrations and moves of aliases that were not made, by reason.",
              first.given_up),
         ):  # fmt: skip
-            found = {(reason,): count for reason, count in counts.items()}
-            yield _family(CounterMetricFamily, name, meaning, found, "reason")
+            samples = {(reason,): count for reason, count in counts.items()}
+            yield _family(CounterMetricFamily, name, meaning, samples, "reason")
         for name, meaning, field, label in (
             ("events_lost", "Of the events consumed, those whose lesson is gone, by reason.",
              "losses", "reason"),
             ("verdicts", "Comparisons with the champion that ended, by outcome.",
              "verdicts", "outcome"),
         ):  # fmt: skip
-            found = {(s.scope, key): n for s in scopes for key, n in getattr(s, field).items()}
-            yield _family(CounterMetricFamily, name, meaning, found, "scope", label)
+            samples = {(s.scope, key): n for s in scopes for key, n in getattr(s, field).items()}
+            yield _family(CounterMetricFamily, name, meaning, samples, "scope", label)
 
 
 Samples = dict[tuple[str, ...], float]
@@ -102,10 +105,10 @@ def _family(
     kind: type[CounterMetricFamily | GaugeMetricFamily],
     name: str,
     meaning: str,
-    found: Samples,
+    samples: Samples,
     *labels: str,
 ) -> Metric:
     family = kind(PREFIX + name, meaning, labels=labels)
-    for values, value in found.items():
+    for values, value in samples.items():
         family.add_metric(values, float(value))
     return family

@@ -118,8 +118,8 @@ def handler(respond: Callable[[str, str], tuple[int, str, str]]) -> type[BaseHTT
                 super().handle()
 
         def do_GET(self) -> None:
-            status, kind, told = respond(self.headers.get("Host", ""), self.path)
-            body = told.encode()
+            status, kind, text = respond(self.headers.get("Host", ""), self.path)
+            body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

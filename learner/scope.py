@@ -7,31 +7,31 @@ or promoted. A block is first foreseen by all who are judged, then learned from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from decoder.contracts.bundle import MAX_DRAFT, Policy
+from decoder.contracts.bundle import CHAMPION, MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
 from learner.checkpoint import Tree, made
 from learner.evaluation.clusters import Clusters
-from learner.evaluation.contest import FIRST, SEATS, Contest, Contestant
+from learner.evaluation.contest import AGES, COLUMNS, RETUNED, Challenger, Contest
 from learner.evaluation.drift import STREAMS, Alarm, Detector, beyond
 from learner.evaluation.measured import NOMINAL, Costs, measure
-from learner.evaluation.tune import error_of, tuned
+from learner.evaluation.skill import WINDOW, Skill, curves, skill_of
+from learner.evaluation.tune import tuned
 from learner.settings import LearnerSettings
 from learner.training import train
-from learner.training.learners import NAMES, QUICK, Learners
-from learner.training.losses import faced
-from learner.training.rows import Buffer, Rows, empty, joined
+from learner.training.learners import FAST, NAMES, Learners
+from learner.training.losses import labels_of
+from learner.training.rows import HELD_OUT, Buffer, Rows, empty, joined
 
 BLOCK: Final = 64
-EVIDENCE: Final = 2 * SEATS
-NUMBERS: Final = EVIDENCE + len(STREAMS)
-"""Numbers of a draft that are added up in its cluster: what is for and against each seat, and what
-tells of a change."""
+NUMBERS: Final = COLUMNS + len(STREAMS)
+"""Numbers of a draft that are added up in its cluster: what each seat gains, and what tells of a
+change."""
 COSTED: Final = 4_000
 PRICED: Final = 1_024
 """Drafts from one look at what steps cost to the next."""
@@ -39,28 +39,26 @@ LIKELY: Final = 1e4
 """Below this are all features of drafts that a bundle may bring as probes."""
 OFFERED: Final = 8
 """Candidates that are known again when in force: while the registry is slow, another may win."""
-MAE_MEMORY: Final = 512.0
-"""Drafts over which the champion's error is taken."""
 
 
 class Scope:
     """One scope: buffer, learners, detector, and the contest about what is served.
 
-    ``total`` counts rows ever fed, ``mae`` is the champion's mean absolute error in tokens on the
-    newest, ``alarms`` those of each stream. ``served`` is what a person calls target and drafter,
+    ``total`` counts rows ever fed, ``alarms`` those of each stream. ``skill`` is how well the
+    champion predicts the newest drafts, ``served`` what a person calls target and drafter,
     ``predicted`` and ``accepted`` are the tokens that drafts were to bring and brought; no part of
     the snapshot.
     """
 
     def __init__(self, name: str, settings: LearnerSettings, first: Policy) -> None:
-        """Begin with ``first`` in force: it stays a contestant whenever another is served."""
+        """Begin with ``first`` in force: it stays a challenger whenever another is served."""
         self.name = name
         self.settings = settings
         self.served: Mapping[str, str] = {}
         self.predicted, self.accepted = 0.0, 0
         self.total = self.candidates = self.promotions = 0
         self.last_alarm_at = 0.0  # seconds since the epoch, by the clock of the rows
-        self.mae = 0.0
+        self.skill = Skill(WINDOW)
         self.alarms = dict.fromkeys(STREAMS, 0)
         self.buffer = Buffer(settings.buffer_events)
         self.learners = Learners()
@@ -68,9 +66,9 @@ class Scope:
         self.detector = Detector()
         self._clusters = Clusters(NUMBERS)
         self._waiting = empty()
-        self._next_contestant = 0  # row of the buffer
+        self._next_challenger = 0  # row of the buffer
         self._costs = NOMINAL
-        self._won: Contestant | None = None
+        self._won: Challenger | None = None
         self._offered: list[str] = []  # digests of the candidates that were handed out last
 
     @property
@@ -98,7 +96,7 @@ class Scope:
         self._waiting = rows.part(whole, len(rows))
         return alarms
 
-    def candidate(self) -> Contestant | None:
+    def candidate(self) -> Challenger | None:
         """Who has won since the last call and is not registered yet; the newest. Mutates."""
         won, self._won = self._won, None
         if won is not None:
@@ -115,60 +113,68 @@ class Scope:
             self.contest.champion = policy  # the same under another version
             return
         newer = policy.version > self.version
-        self.contest.crown(policy, self.buffer.total)
+        self.contest.promote(policy, self.buffer.total)
         self._won = None
-        self.mae = error_of(policy, self.buffer.recent(int(MAE_MEMORY)))
+        self.skill = skill_of(policy, self.buffer.recent(WINDOW), WINDOW)
         if policy.digest in self._offered:
             self.promotions += newer  # else it was gone back to
-        elif policy.kind == "survival" and self.learners.begun:
-            self.learners.begin(policy, self.buffer)
+        elif policy.kind == self.settings.kind and self.learners.trainer:
+            self.learners.begin(policy.kind, policy, self.buffer)
 
     def _work(self, block: Rows) -> list[Alarm]:
-        """Foresee a block, weigh who foresaw it best, store it, learn from it, and decide."""
-        found = faced(block)
+        """Predict a block, compare who did best, store it, learn from it, and decide."""
+        labels = labels_of(block)
         numbers = np.zeros((len(block), NUMBERS))
         if self.buffer.total % PRICED < BLOCK:
             self._costs = measure(self.buffer.recent(COSTED)) or NOMINAL
-        numbers[:, :EVIDENCE] = self.contest.advantages(block, self._costs)
-        if self.learners.begun:
-            cache, model = self.learners.weigh(block, found), self.detector.drafter.weigh(found)
-            numbers[:, EVIDENCE:] = beyond(cache, model, found.tried)
-        self._follow_error(block)
+        numbers[:, :COLUMNS] = self.contest.advantages(block, self._costs)
+        if self.learners.trainer:
+            cache = self.learners.compare(block, labels)
+            model = self.detector.drafter.update(labels)
+            numbers[:, COLUMNS:] = beyond(cache, model, labels.model_tried)
+        self.skill.update(self.champion, block)
         closed = self._clusters.add(block.session, numbers)
-        self.contest.take(closed)
+        self.contest.update(numbers, closed)
         row = self.buffer.total + len(block)
-        alarms = self.detector.take([cluster.sums[EVIDENCE:] for cluster in closed], row)
+        alarms = self.detector.update([cluster.sums[COLUMNS:] for cluster in closed], row)
         self.buffer.add(block)
-        if self.learners.begun:
+        kind = self.settings.kind
+        if self.learners.trainer:
             self.learners.learn(self.buffer)
-        elif self.champion.kind == "survival" or row >= self.settings.min_events:
-            self.learners.begin(self.champion, self.buffer)
+        elif self.champion.kind == kind or row >= self.settings.min_events:
+            self.learners.begin(kind, self.champion, self.buffer)
         for alarm in alarms:
             self.alarms[alarm.stream] += 1
             self.last_alarm_at = float(block.time[-1])
-        if any(alarm.stream == "cache" for alarm in alarms):
-            self._seat(0, QUICK)
+        changed = any(alarm.stream == "cache" for alarm in alarms)
+        if changed and self.learners.trainer:
+            seat = self.contest.vacant()
+            self._seat(0 if seat is None else seat, self._network(FAST), NAMES[FAST])
+        if self.champion.kind == "payoff" and (changed or self.contest.free(RETUNED, AGES[0])):
+            self._seat(RETUNED, self.champion, "retuned")
         self._renew()
         self._decide()
         return alarms
 
-    def _follow_error(self, block: Rows) -> None:
-        weight = len(block) / min(self.buffer.total + len(block), MAE_MEMORY)
-        self.mae += weight * (error_of(self.champion, block) - self.mae)
-
     def _renew(self) -> None:
         """Give a seat that is vacant to the learner that foresees best, where one is due."""
-        if self.buffer.total < self._next_contestant or not self.learners.begun:
+        if self.buffer.total < self._next_challenger or not self.learners.trainer:
             return
-        self._next_contestant = self.buffer.total + self.settings.candidate_every
+        self._next_challenger = self.buffer.total + self.settings.candidate_every
         seat = self.contest.vacant()
         if seat is not None:
             self.learners.follow()
-            self._seat(seat, self.learners.leader)
+            leader = self.learners.leader
+            self._seat(seat, self._network(leader), NAMES[leader])
 
-    def _seat(self, seat: int, learner: int) -> None:
-        """Let the network of ``learner``, as it is, contend from now on."""
-        trainer = self.learners.trainers[learner]
+    def _network(self, learner: int) -> Policy:
+        """A network as it is; nothing probes it yet."""
+        assert self.learners.trainer is not None
+        trainer, none = self.learners.trainer, self.buffer.recent(0).features
+        return train.export(trainer, self.name, self.champion.threshold, none, learner)
+
+    def _seat(self, seat: int, policy: Policy, origin: str) -> None:
+        """Let ``policy``, tuned to the costs in force, be a challenger from now on."""
         recent = self.buffer.recent(COSTED)
         drafts = recent.features[:, _DRAFT_LEN]
         sound = (
@@ -177,21 +183,24 @@ class Scope:
         likely = recent.features[sound]
         if not len(likely):
             return  # a bundle is refused without a probe that may exist
-        raw = train.export(trainer, self.name, self.champion.threshold, likely[-BLOCK:])
-        policy = tuned(raw, self._costs, self.champion)
-        policy = replace(policy, provenance={"origin": "learner"})
-        self.contest.seats[seat] = Contestant(policy, self.buffer.total, NAMES[learner])
+        policy = policy.with_probes(likely[-BLOCK:])
+        learned = recent.take(sound & (recent.session % HELD_OUT != 0))
+        policy = tuned(policy, self._costs, self.champion, learned)
+        policy = replace(
+            policy, version=0, publication=0, share=0.0, scope=self.name, role=CHAMPION,
+            provenance={"origin": "learner"},
+        )  # fmt: skip
+        self.contest.seats[seat] = Challenger(policy, self.buffer.total, origin)
 
     def _decide(self) -> None:
-        """Let the strongest whose evidence suffices win."""
-        for seat in self.contest.passed()[:1]:
-            one = self.contest.seats[seat]
-            assert one is not None
-            if seat == FIRST:  # as it is: the registry has it
-                self.contest.seat_first(self.buffer.total)
-            else:
-                self.contest.seats[seat] = None
-            self._won = one
+        """Let a challenger win whose gain is certain, or the first policy come back."""
+        seat = self.contest.passed(self.buffer.total)
+        if seat is not None:
+            self._won = self.contest.accept(seat, self.buffer.total)
+
+    def put_on_trial(self, policy: Policy | None) -> None:
+        """``policy`` is what workers try; None if nothing. Mutates."""
+        self.contest.put_on_trial(policy, self.buffer.total)
 
     def window(self) -> Mapping[str, int | float]:
         """What the networks may have learned from, for the registry."""
@@ -201,8 +210,33 @@ class Scope:
             "updates": self.learners.updates,
             "step_fixed_us": self._costs.fixed_us,
             "step_token_us": self._costs.token_us,
-            **self.buffer.times(),
+            **self.buffer.times(len(self.buffer)),
             **{f"alarms_{stream}": count for stream, count in self.alarms.items()},
+        }
+
+    def skill_since(self, policy: Policy, row: int) -> dict[str, Sequence[float]]:
+        """Curves of ``policy`` and of the champion over the drafts held that came after ``row``."""
+        rows = self.buffer.recent(self.buffer.total - row)
+        return curves({"": policy, "champion_": self.champion}, rows)
+
+    def status(self) -> dict[str, object]:
+        """Fields of a learner's status."""
+        decides = self.champion.parameter_name
+        return {
+            "scope": self.name,
+            "drafts_consumed": self.total,
+            "buffer": len(self.buffer),
+            "updates": self.learners.updates,
+            "drifts": sum(self.alarms.values()),
+            "last_drift_at": self.last_alarm_at,
+            **self.skill.figures(),
+            "predicted_tokens": self.predicted,
+            "accepted_tokens": self.accepted,
+            "candidates": self.candidates,
+            "promotions": self.promotions,
+            "champion_version": self.version,
+            "parameter": self.champion.threshold if decides == "threshold" else 0.0,
+            "parameter_name": decides,
         }
 
     def snapshot(self) -> Tree:
@@ -222,6 +256,9 @@ class Scope:
         scope = cls(name, settings, kept["contest"].first)
         vars(scope).update(kept)
         scope.buffer = Buffer(settings.buffer_events, held, int(told["fed"]))
+        scope.skill = skill_of(scope.champion, scope.buffer.recent(WINDOW), WINDOW)
+        if scope.learners.trainer and scope.learners.trainer.kind != settings.kind:
+            scope.learners = Learners()
         return scope
 
 
@@ -230,7 +267,6 @@ _KEPT: Final[dict[str, Any]] = {
     "candidates": int,
     "promotions": int,
     "last_alarm_at": float,
-    "mae": float,
     "alarms": dict[str, int],
     "learners": Learners,
     "contest": Contest,
@@ -238,7 +274,7 @@ _KEPT: Final[dict[str, Any]] = {
     "_clusters": Clusters,
     "_waiting": Rows,
     "_costs": Costs,
-    "_next_contestant": int,
+    "_next_challenger": int,
     "_offered": list[str],
 }
 _DRAFT_LEN: Final = FEATURES.index("draft_len")

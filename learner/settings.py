@@ -40,7 +40,7 @@ class LearnerSettings(Settings):
     )
     state_dir: Path = Field(
         default=Path("var/learner"),
-        description="folder of the checkpoint, the scopes, and the name that holds leases; one for "
+        description="folder of the learner's state and of the name that holds leases; one for "
         "each learner",
     )
     intake: Literal["own", "lessons"] = Field(
@@ -70,7 +70,12 @@ class LearnerSettings(Settings):
         default=400, ge=50, description="labelled drafts before a scope learns at all"
     )
     candidate_every: int = Field(
-        default=256, ge=1, description="labelled drafts between two contestants"
+        default=256, ge=1, description="labelled drafts between two challengers"
+    )
+    kind: Literal["survival", "payoff"] = Field(
+        default="survival",
+        description="networks that are trained: survival, a hazard at each position, decided by "
+        "the worker's rate; or payoff, the paper's regression, with a threshold that is retuned",
     )
     start: Literal["first", "counting"] = Field(
         default="first",
@@ -83,7 +88,11 @@ class LearnerSettings(Settings):
         "person; or nobody, it is served at once",
     )
     trial_margin: float = Field(
-        default=0.03, gt=0.0, lt=0.5, description="loss in rate that a trial has to exclude"
+        default=0.1,
+        gt=0.0,
+        lt=0.5,
+        description="loss in rate that a trial has to exclude by live rounds; by the labels of all "
+        "traffic it has to exclude any",
     )
     trial_minutes: float = Field(
         default=30.0,
@@ -123,6 +132,6 @@ class LearnerSettings(Settings):
         return LESSONS if self.intake == "lessons" else DRAFTS
 
     @property
-    def checkpoint_path(self) -> Path:
+    def store_path(self) -> Path:
         """Where the learner's state lives."""
-        return self.state_dir / "checkpoint.safetensors"
+        return self.state_dir / "state.db"

@@ -7,14 +7,18 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from learner import checkpoint
+from safetensors import SafetensorError
+
+from decoder.contracts.errors import SettingsError
+from learner.checkpoint import FORMAT, Damaged, OtherFormat, Store, Tree, made
 from learner.ingest.sequences import Sequences
 from learner.ingest.source import Mark
 from learner.release.registrations import Registration
-from learner.release.rollout import Rollout
-from learner.scopes import Files, Scopes
+from learner.release.rollout import Event, Rollout
+from learner.scopes import Scopes
 from learner.settings import LearnerSettings
 
 log = logging.getLogger(__name__)
@@ -49,88 +53,109 @@ class Kept:
 
 @dataclass(frozen=True)
 class State(Kept):
-    """What a checkpoint holds."""
+    """What is saved."""
 
     scopes: Scopes
 
 
 def save(settings: LearnerSettings, state: State) -> int:
-    """Write what changed of the scopes, then the checkpoint that names their files; the bytes.
+    """Store what changed of the scopes, and all else, in one transaction; the bytes.
 
     Raises:
         OSError: the disk refuses; what was saved before is in force.
     """
+    scopes = state.scopes
+    tree = {
+        **{name: value for name, value in vars(state).items() if name != "scopes"},
+        "topic": settings.topic.name,
+        "published": {key.decode(): number for key, number in state.published.items()},
+        "entries": scopes.entries,
+        "lost": scopes.lost,
+    }
     try:
-        written = state.scopes.save()
-        told = {
-            **vars(state),
-            "topic": settings.topic.name,
-            "published": {key.decode(): number for key, number in state.published.items()},
-            "scopes": state.scopes.files,
-        }
-        written += checkpoint.save(settings.checkpoint_path, told)
+        written = scopes.save() + scopes.store.put("state", tree)
+        scopes.commit()
     except OSError:
-        state.scopes.sweep(saved=False)
+        scopes.undo()
         raise
-    state.scopes.sweep()
     return written
 
 
 def resumed(settings: LearnerSettings) -> State:
-    """What the newest sound checkpoint says; an empty state where there is none."""
+    """What was saved last; an empty state where nothing was, or nothing that can be continued.
+
+    Raises:
+        SettingsError: the store cannot be opened.
+    """
+    path, older = settings.store_path, settings.state_dir / "checkpoint.safetensors"
+    store = None
     try:
-        told = checkpoint.load(settings.checkpoint_path)
-        if told is None:
-            log.info("no checkpoint at %s: starting anew", settings.checkpoint_path)
-            return State(Scopes(settings))
-        waiting = _sound(Registration, dict(enumerate(told["waiting"])), "registration")
-        rollouts = _sound(Rollout, told["rollouts"], "comparison of scope")
-        for rollout in rollouts.values():
-            rollout.outcome = None  # decided anew: another learner may have been at it since
-        told |= {"waiting": list(waiting.values()), "rollouts": rollouts}
-        kept, files = checkpoint.made(Kept, told), checkpoint.made(Files, told["scopes"])
-        if kept.topic == settings.topic.name:
-            return State(Scopes(settings, files), **vars(kept))
-        of, why = kept.topic, f"is of another topic, {kept.topic} and not {settings.topic.name}"
-    except checkpoint.OtherFormat as error:
-        of, why = str(error), f"is of another version, {error} and not {checkpoint.FORMAT}"
-    except (ValueError, KeyError) as error:
-        of, why = "unreadable", f"cannot be read ({error})"
-    _set_aside(settings, of, why)
+        if older.exists():
+            raise OtherFormat("files")  # of a release that had one for each scope
+        store = Store(path)
+        for tree in store.get("state"):
+            return _read(settings, store, tree)
+        log.info("nothing is saved in %s: starting anew", path)
+        return State(Scopes(settings, store=store))
+    except OtherFormat as error:
+        of, why = str(error), f"is of {error}, and not of {FORMAT} and {settings.topic.name}"
+    except (Damaged, SafetensorError, ValueError, KeyError, TypeError) as error:
+        of, why = "damaged", f"cannot be read ({error})"
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be used ({error}): see to its disk.") from error
+    if store is not None:
+        store.close()
+    previous = older.with_suffix(".safetensors.previous")
+    _set_aside(path, [*path.parent.glob(f"{path.name}*"), path.parent / "scopes", previous, older],
+               of, why)  # fmt: skip
     return State(Scopes(settings))
 
 
-def _set_aside(settings: LearnerSettings, of: str, why: str) -> None:
-    """Keep checkpoint and scopes, which are not to be gone on from, for who goes back to what wrote
-    them. After a kill it is done again: the checkpoint goes last."""
-    folder, path = settings.state_dir, settings.checkpoint_path
-    held = [e for e in (folder / "scopes", checkpoint.previous_of(path), path) if e.exists()]
+def _read(settings: LearnerSettings, store: Store, tree: Tree) -> State:
+    if tree["topic"] != settings.topic.name:
+        raise OtherFormat(tree["topic"])
+    waiting = _sound(Registration, dict(enumerate(tree["waiting"])), "registration")
+    rollouts = _sound(Rollout, tree["rollouts"], "comparison of scope")
+    for rollout in rollouts.values():
+        if rollout.one is not None:
+            rollout.step(Event.RESUMED)
+    scopes = Scopes(settings, tree.pop("entries"), tree.pop("lost"), store)
+    kept = made(Kept, tree | {"waiting": list(waiting.values()), "rollouts": rollouts})
+    return State(scopes, **vars(kept))
+
+
+def _set_aside(path: Path, files: Sequence[Path], of: str, why: str) -> None:
+    """Keep ``files``, which cannot be continued, for who goes back to what wrote them. After a kill
+    it is done again: of the release before, the file that says what it is goes last."""
+    folder, existing = path.parent, [each for each in files if each.exists()]
     names = (f"older-{of}" + f".{n}" * bool(n) for n in count())
-    free = (d for d in map(folder.joinpath, names) if not any((d / e.name).exists() for e in held))
+    free = (
+        d for d in map(folder.joinpath, names) if not any((d / e.name).exists() for e in existing)
+    )
     aside = next(free)
     log.error(
-        "the checkpoint %s: the state is built anew from champion, MLflow and lessons. The files "
-        "are kept in %s; to go back to what wrote them, stop this learner, remove %s* and scopes, "
-        "and move the kept ones to their place", why, aside, path.name,
+        "the state %s: it is built anew from champion, MLflow and lessons. The files are kept in "
+        "%s; to go back to what wrote them, stop this learner, remove %s*, and move the kept ones "
+        "to their place", why, aside, path,
     )  # fmt: skip
     try:
         aside.mkdir(exist_ok=True)
-        for each in held:
+        for each in existing:
             each.replace(aside / each.name)
     except OSError as error:
-        log.error("the files cannot be kept: %s", error)
+        raise SettingsError(f"{path}* cannot be set aside ({error}): move it away.") from error
     kept = [each for each in folder.glob("older-*") if each != aside and each.is_dir()]
     for older in sorted(kept, key=lambda each: each.stat().st_mtime)[: 1 - KEPT]:
         log.warning("%s is removed: %d that are newer are kept", older, KEPT)
         shutil.rmtree(older, ignore_errors=True)
 
 
-def _sound(kind: type[T], told: Mapping[Any, Any], what: str) -> dict[Any, T]:
+def _sound(kind: type[T], trees: Mapping[Any, Any], what: str) -> dict[Any, T]:
     """Those that can be read: one that cannot must not cost the others, and all the scopes."""
-    found = {}
-    for name, each in told.items():
+    sound = {}
+    for name, each in trees.items():
         try:
-            found[name] = checkpoint.made(kind, each)
+            sound[name] = made(kind, each)
         except ValueError as error:
             log.error("%s %s is dropped, for it cannot be read: %s", what, name, error)
-    return found
+    return sound

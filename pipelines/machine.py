@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from decoder.contracts.errors import ProcessError
+from decoder.contracts.errors import ProcessError, SettingsError
 
 BF16_FLAGS: Final = ("avx512_bf16", "amx_bf16")
 """Without one of these a CPU runs bfloat16 about five times slower than float32."""
@@ -82,9 +82,13 @@ def cache_directory() -> Path:
     Raises:
         SettingsError: the user has no such folder.
     """
-    from decoder.settings import user_cache  # late: settings take a tenth of a second
-
-    return user_cache()
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a container's user that no file knows
+        raise SettingsError(
+            "this user has no home: set HOME, or XDG_CACHE_HOME, to a writable folder."
+        ) from None
+    return root / "hybrid-verified-decoding"
 
 
 def shared_room() -> int:

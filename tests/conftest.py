@@ -59,7 +59,7 @@ LONGEST = (
     "decoder/test_compiled.py", "pipelines/lab/drift/test_drift.py",
     "pipelines/watch/test_page.py", "decoder/telemetry/test_supervisor.py",
     "learner/release/test_meanwhile.py", "packaging/test_dependencies.py",
-    "engines/test_vllm_reading.py",
+    "engines/test_vllm_prefill.py",
     "pipelines/policy/test_policy.py", "pipelines/lab/bench/serve/test_run.py",
     "pipelines/lab/bench/test_cli.py", "learner/test_loop.py", "learner/evaluation/test_power.py",
     "pipelines/stack/test_supervision.py",
@@ -97,7 +97,7 @@ PATIENT = (
     "learner.intake.DELIVERY_MS", "learner.ingest.workers.PATIENCE_SECONDS",
     "learner.topics.REQUEST_MS", "learner.release.publish.ACK_SECONDS",
     "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.supervisor.CLOSE_TIMEOUT_S",
-    "decoder.telemetry.supervisor.START_TIMEOUT_S", "decoder.telemetry.supervisor.LAST_S",
+    "decoder.telemetry.supervisor.START_TIMEOUT_S", "decoder.telemetry.supervisor.GRACE_S",
 )  # fmt: skip
 
 

@@ -43,6 +43,11 @@ NOWHERE = f"http://anna:{PASSWORD}@127.0.0.1:9"
         "s3://bucket/a?X-Amz-Credential=hunter2&X-Amz-Signature=hunter2",
         "https://hunter2@host",
         "SASL_SSL://a:hunter2@one:9092,SASL_SSL://b:hunter2@two:9092",
+        "postgresql://mlflow:x'hunter2@db:5432/mlflow",
+        'postgresql://mlflow:x"hunter2@db:5432/mlflow',
+        "postgresql://mlflow:x hunter2@db:5432/mlflow",
+        "postgresql://mlflow:x<hunter2@db:5432/mlflow",
+        "postgresql://mlflow:x>hunter2@db:5432/mlflow",
     ],
 )
 def test_of_an_address_the_host_is_left(address: str) -> None:
@@ -52,14 +57,26 @@ def test_of_an_address_the_host_is_left(address: str) -> None:
 
 
 def test_what_holds_no_secret_is_left_as_it_is() -> None:
-    for text in ("http://host:5000/a?b=c", "mail a@b about http://host", "sqlite:///a/b.db", ""):
+    for text in (
+        "http://host:5000/a?b=c", "mail a@b about http://host", "sqlite:///a/b.db", "",
+        "http://host:5000 says: mail a@b", "kafka://one:9092, then mail a@b", "http://[::1]/ a@b",
+    ):  # fmt: skip
         assert masked(text) == text == without_login(text)
     assert without_login("http://a:b@host:5000") == "http://host:5000"
 
 
 def test_a_long_text_of_many_addresses_holds_nobody_up() -> None:
     """It may come from anybody: a policy's array of such a name held a server up for hours."""
-    assert masked("://a" * 1_000_000) == "://a" * 1_000_000
+    for part in ("://a", "://a:b", "://a: "):
+        assert masked(part * 300_000) == part * 300_000
+
+
+@pytest.mark.parametrize("password", ["12 hunter2", "12/'hunter2", "12%20hunter2"])
+def test_what_the_registry_raises_holds_no_password_that_its_parser_finds(password: str) -> None:
+    """In text this one begins as a port does."""
+    with pytest.raises(RegistryError) as raised:
+        Registry(f"postgresql://mlflow:{password}@127.0.0.1:9/mlflow").standings()
+    assert "hunter" not in str(raised.value) and "127.0.0.1:9/mlflow" in str(raised.value)
 
 
 def kinds(of: type[HvdError] = HvdError) -> Iterator[type[HvdError]]:

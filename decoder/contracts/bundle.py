@@ -22,6 +22,11 @@ from safetensors.numpy import load, save
 from decoder.contracts.errors import PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES, SCHEMA_ID, FloatArray
 
+UNREADABLE: Final = (
+    SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError,
+    RecursionError, MemoryError,
+)  # fmt: skip
+"""Errors of reading a damaged bundle."""
 CONTRACT: Final = "hvd.policy.v2"
 MAX_BUNDLE_BYTES: Final = 4 * 1024 * 1024
 
@@ -159,7 +164,7 @@ class Header(BaseModel):
     model_payoff: float
     publication: Annotated[int, Field(ge=0, le=LAST_PUBLICATION)]
     role: Word
-    share: float = 0.0
+    share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     schema_id: Word
     provenance: dict[str, Any]
 
@@ -208,7 +213,7 @@ def unpack(data: bytes) -> tuple[Policy, FloatArray]:
         arrays, metadata = load(data), metadata_of(data)
         policy = _policy(Header.model_validate_json(metadata["policy"]), arrays)
         outputs = arrays["probe_outputs"]
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise PolicyRefused("malformed", f"policy bundle cannot be read: {error}") from error
     foreign = sorted(name for name, array in arrays.items() if array.dtype != np.float32)
     if foreign:
@@ -216,15 +221,8 @@ def unpack(data: bytes) -> tuple[Policy, FloatArray]:
         raise PolicyRefused("dtype", f"policy array {foreign[0]} is of {dtype}, not float32")
     if metadata.get("digest") != _digest(arrays, metadata["policy"]):
         raise PolicyRefused("digest", "policy bundle is damaged: its digest does not match")
-    _check(policy)
-    _check_probes(policy, outputs)
+    _check(policy, outputs)
     return policy, outputs
-
-
-_UNREADABLE: Final = (
-    SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError,
-    RecursionError, MemoryError,
-)  # fmt: skip
 
 
 def _policy(header: Header, arrays: Arrays) -> Policy:
@@ -235,15 +233,11 @@ def _policy(header: Header, arrays: Arrays) -> Policy:
         raise ValueError(f"provenance nested more than {_DEPTH} deep")
     if len(json.dumps(header.provenance)) > MAX_PROVENANCE:
         raise ValueError(f"provenance of more than {MAX_PROVENANCE} bytes")
+    layers = tuple((arrays[f"layers.{i}.weight"], arrays[f"layers.{i}.bias"]) for i in range(count))
     return Policy(
-        **header.model_dump(),
-        mean=arrays["mean"],
-        std=arrays["std"],
-        layers=tuple(
-            (arrays[f"layers.{i}.weight"], arrays[f"layers.{i}.bias"]) for i in range(count)
-        ),
+        **header.model_dump(), mean=arrays["mean"], std=arrays["std"], layers=layers,
         probe_inputs=arrays["probe_inputs"],
-    )
+    )  # fmt: skip
 
 
 def _deeper(value: object, levels: int) -> bool:
@@ -266,48 +260,33 @@ def metadata_of(data: bytes) -> dict[str, str]:
     return json.loads(data[8 : 8 + size])["__metadata__"]  # type: ignore[no-any-return]
 
 
-def _check(policy: Policy) -> None:
+def _check(policy: Policy, outputs: FloatArray) -> None:
+    """Refuse a policy that cannot serve, or probes that no draft can have."""
+    inputs, numbers = policy.probe_inputs, [policy.mean, policy.std]
     if policy.schema_id != SCHEMA_ID:
         raise PolicyRefused("schema", f"policy for {policy.schema_id}, this worker has {SCHEMA_ID}")
     if policy.scope == ANY_SCOPE and policy.role != FIRST:
         raise PolicyRefused("scope", f"policy of role {policy.role} for any scope: name its own")
-    if policy.kind not in OUTPUTS or bool(OUTPUTS[policy.kind]) != bool(policy.layers):
-        raise PolicyRefused(
-            "malformed", f"policy kind {policy.kind!r} with these layers is unknown"
-        )
+    if bool(OUTPUTS[policy.kind]) != bool(policy.layers):
+        raise PolicyRefused("malformed", f"policy of kind {policy.kind} with these layers")
     width = NUM_FEATURES
     if policy.mean.shape != (width,) or policy.std.shape != (width,):
         raise PolicyRefused("shape", f"policy normaliser is not of shape ({width},)")
-    if policy.probe_inputs.ndim != 2 or policy.probe_inputs.shape[1] != width:
-        raise PolicyRefused("shape", f"policy probes are not of shape (n, {width})")
+    if inputs.shape[1:] != (width,) or len(inputs) > PROBES or outputs.shape != (len(inputs),):
+        raise PolicyRefused("shape", f"policy has no 0 to {PROBES} probes with an output each")
     for weight, bias in policy.layers:
         if weight.ndim != 2 or weight.shape[0] != width or bias.shape != (weight.shape[1],):
             raise PolicyRefused("shape", f"policy layer {weight.shape} does not follow {width}")
         width = weight.shape[1]
+        numbers += [weight, bias]
     if policy.layers and width != OUTPUTS[policy.kind]:
-        raise PolicyRefused(
-            "shape", f"policy predicts {width} numbers, expected {OUTPUTS[policy.kind]}"
-        )
-    numbers = [
-        policy.mean,
-        policy.std,
-        policy.probe_inputs,
-        *(a for pair in policy.layers for a in pair),
-    ]
-    finite = all(np.isfinite(a).all() for a in numbers)
-    if not 0.0 <= policy.share <= 1.0:
-        raise PolicyRefused("malformed", f"policy with a share of {policy.share}, not 0 to 1")
-    parameters = (policy.threshold, policy.model_payoff)
-    (low, high), positive = PARAMETERS, (policy.std > 0).all()
-    if not (finite and positive and all(low < p < high for p in parameters)):
+        expected = OUTPUTS[policy.kind]
+        raise PolicyRefused("shape", f"policy predicts {width} numbers, expected {expected}")
+    finite = all(np.isfinite(array).all() for array in (*numbers, inputs))
+    low, high = PARAMETERS
+    bounded = low < policy.threshold < high and low < policy.model_payoff < high
+    if not (finite and bounded and (policy.std > 0).all()):
         raise PolicyRefused("nonfinite", "policy holds numbers that are not finite")
-
-
-def _check_probes(policy: Policy, outputs: FloatArray) -> None:
-    """Refuse probes that no draft can have, and a network without probes."""
-    inputs = policy.probe_inputs
-    if len(inputs) > PROBES or outputs.shape != (len(inputs),):
-        raise PolicyRefused("shape", f"policy has no 0 to {PROBES} probes with an output each")
     if policy.layers and not len(inputs):
         raise PolicyRefused("probe", "policy with a network and no probe: make one with probes")
     lengths = inputs[:, FEATURES.index("draft_len")]

@@ -24,7 +24,7 @@ from typing import Final
 
 from decoder.contracts.masking import masked
 
-LONGEST: Final = 1_000
+MAX_CHARACTERS: Final = 1_000
 """Characters of an error about a message, whose field names may be megabytes long."""
 
 
@@ -70,7 +70,7 @@ class ContractError(HvdError):
     """A message violates the contract of its topic."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(masked(message)[:LONGEST])
+        super().__init__(masked(message)[:MAX_CHARACTERS])
 
 
 class EventRefused(ContractError):

@@ -29,15 +29,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, ValidationError
 from pydantic_core import from_json
 
 from decoder.contracts import fields
@@ -80,9 +72,9 @@ class Source:
     """The origin of a record of lessons: partition and offset of the record of drafts, and the
     share of requests that was sampled for training."""
 
-    partition: Annotated[int, Field(ge=0, le=2**31 - 1)]
-    offset: Annotated[int, Field(ge=0, le=2**53)]
-    share: Annotated[float, Field(ge=2.0**-30, le=1.0)]
+    partition: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+    offset: Annotated[int, Field(strict=True, ge=0, le=2**53)]
+    share: Annotated[float, Field(strict=True, ge=2.0**-30, le=1.0)]
 
 
 @dataclass(frozen=True)
@@ -194,16 +186,8 @@ def _check_strings(field: fields.Field, column: list[str]) -> None:
         raise EventRefused(f"draft events with a {field.name} that is none of {field.words}")
 
 
-Line = Annotated[str, StringConstraints(max_length=256)]
-Served = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
-
-
-_SOURCE: Final = TypeAdapter[Any](Source)
-
-
-def _source(value: Any) -> Any:
-    """Validate from JSON: pydantic's strict mode makes no dataclass from a dictionary."""
-    return value and _SOURCE.validate_json(orjson.dumps(value), strict=True)
+Line = Annotated[str, StringConstraints(strict=True, max_length=256)]
+Served = Annotated[str, StringConstraints(strict=True, pattern=r"^[A-Za-z0-9._-]{0,64}$")]
 
 
 class DraftRecord(BaseModel):
@@ -212,23 +196,20 @@ class DraftRecord(BaseModel):
     Unknown fields and columns are additive and ignored.
     """
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(extra="ignore")
 
     contract: Literal["hvd.drafts.v2"]
     schema_id: Line
-    scope: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{1,64}$")]
+    scope: Annotated[str, StringConstraints(strict=True, pattern=r"^[a-z0-9._-]{1,64}$")]
     worker: Line
-    life: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,32}$")]
+    life: Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9a-f]{1,32}$")]
     target: Served = ""
     drafter: Served = ""
-    sequence: int
-    rows: int
+    sequence: StrictInt
+    rows: StrictInt
     columns: dict[str, Any]
     features: dict[str, list[Any]]
-    source: Annotated[Source | None, BeforeValidator(_source)] = None
-
-
-_RECORD: Final = TypeAdapter(DraftRecord)
+    source: Source | None = None
 
 
 def decode_batch(value: bytes) -> EventBatch:
@@ -239,8 +220,8 @@ def decode_batch(value: bytes) -> EventBatch:
             the wrong type, or a number out of its range; the record is refused whole.
     """
     try:
-        record = _RECORD.validate_python(_parsed(value))
-        if _may_hold_booleans(value):  # an array would read them as 1 and 0
+        record = DraftRecord.model_validate(_parsed(value))
+        if _may_hold_booleans(value):  # arrays would read them as 1 and 0
             _check_booleans(record)
         return _decoded(record)
     except ValidationError as error:
@@ -265,8 +246,7 @@ def _may_hold_booleans(value: bytes) -> bool:
     """Whether ``ru`` or ``ls``, of ``true`` and ``false``, occurs: a tenth of the time of a search
     for the words, and otherwise only names contain them."""
     text = np.frombuffer(value, np.uint8)
-    pairs = ((text[:-1] == a) & (text[1:] == b) for a, b in (b"ru", b"ls"))
-    return any(pair.any() for pair in pairs)
+    return any(((text[:-1] == a) & (text[1:] == b)).any() for a, b in (b"ru", b"ls"))
 
 
 def _check_booleans(record: DraftRecord) -> None:

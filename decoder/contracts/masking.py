@@ -6,8 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-_AUTHORITY: Final = re.compile(r"(?<=://)[^\s'\"<>]*")
-"""Matched greedily: searching an ``@`` after each of many ``://`` takes quadratic time."""
+_AUTHORITY: Final = re.compile(
+    r"(?<=://)(?:"
+    r"[^\s'\"<>/:@\[]*:(?!\d{1,5}(?:[\s'\"<>,;)/?#]|$))(?:(?!://)[^\n]){0,256}?"
+    r"@[^\s'\"<>@]*(?=[\s'\"<>]|$)"
+    r"|[^\s'\"<>]*)"
+)
+"""First an address with a password, which may hold spaces and quotes, unless a port stands in its
+place; its length is bounded, for to look for an ``@`` after each of many ``://`` takes quadratic
+time. Else what stands before a space or a quote."""
 _SECRET_PARAMETER: Final = re.compile(
     r"(?i)([?&;][\w.-]*(?:password|passwd|pwd|secret|token|signature|credential|key|sig)=)"
     r"[^\s&;'\"<>]+"

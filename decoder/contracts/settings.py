@@ -14,6 +14,7 @@ import re
 import reprlib
 import ssl
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -22,7 +23,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.masking import masked
-from decoder.contracts.signature import SHORTEST
 
 PREFIXES = ("HVD_KAFKA_", "HVD_WORKER_", "HVD_LEARNER_")
 SECRETS_VARIABLE = "HVD_SECRETS_DIR"
@@ -40,13 +40,26 @@ _KUBERNETES_SERVICE = re.compile(
 """Variables that Kubernetes sets in every container of a namespace for a service named like
 ``hvd-learner``."""
 
+SHORTEST_KEY = 16
+"""Bytes of a key; a shorter one could be guessed."""
 _PORT = re.compile("[1-9][0-9]{0,4}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What is no UTF-8 in the environment."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 100  # a value may be a whole file, pasted by mistake
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound="Settings")
+
+
+def setting(default: Any, meaning: str, **limits: Any) -> Any:
+    """A setting: its default, one sentence of help, and pydantic's limits."""
+    return Field(default, description=meaning, **limits)
+
+
+secret = partial(setting, repr=False)
+"""A setting whose value no message shows."""
 
 
 class Settings(BaseSettings):
@@ -71,8 +84,8 @@ class Settings(BaseSettings):
         folder = os.environ.get(SECRETS_VARIABLE)
         if folder and not Path(folder).is_dir():
             raise SettingsError(f"{SECRETS_VARIABLE} names {folder}, which is not a folder.")
-        secret = [file.name.upper() for file in Path(folder).iterdir()] if folder else []
-        for name, value in {**dict.fromkeys(secret, ""), **os.environ}.items():
+        files = [file.name.upper() for file in Path(folder).iterdir()] if folder else []
+        for name, value in {**dict.fromkeys(files, ""), **os.environ}.items():
             if not name.startswith("HVD_") or name in GLOBAL_VARIABLES:
                 continue
             if _KUBERNETES_SERVICE.fullmatch(f"{name}={value}"):
@@ -88,7 +101,7 @@ class Settings(BaseSettings):
                 if now not in os.environ:
                     overrides.setdefault(known[now], os.environ.get(name, ""))
             elif name in known:
-                if not _is_text(value):
+                if _SURROGATE.search(value):
                     raise SettingsError(f"setting {name} is not valid UTF-8.")
             elif name.startswith(prefix) or not name.startswith(PREFIXES):
                 raise SettingsError(_unknown(name, sorted(known)))
@@ -115,14 +128,6 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     return f"unknown setting {_SHORT.repr(name)[1:-1]}.{hint} Known here: {', '.join(known)}."
 
 
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 class KafkaSettings(Settings):
     """How to reach the broker. Names are kafka-python's own, except those of OAuth.
 
@@ -134,106 +139,64 @@ class KafkaSettings(Settings):
 
     model_config = SettingsConfigDict(env_prefix="HVD_KAFKA_", frozen=True, extra="forbid")
 
-    bootstrap_servers: str = Field(
-        default="127.0.0.1:9092",
-        description="host:port of the broker, several with commas between them",
+    bootstrap_servers: str = setting(
+        "127.0.0.1:9092", "host:port of the broker, several with commas between them"
     )
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        default="PLAINTEXT", description="encryption and authentication of connections"
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = setting(
+        "PLAINTEXT", "encryption and authentication of connections"
     )
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = (
-        Field(default=None, description="SASL mechanism, with a SASL protocol")
+        setting(None, "SASL mechanism, with a SASL protocol")
     )
-    sasl_plain_username: str | None = Field(default=None, description="for PLAIN and SCRAM")
-    sasl_plain_password: str | None = Field(
-        default=None, repr=False, description="for PLAIN and SCRAM"
+    sasl_plain_username: str | None = setting(None, "for PLAIN and SCRAM")
+    sasl_plain_password: str | None = secret(None, "for PLAIN and SCRAM")
+    sasl_oauth_token_file: Path | None = setting(
+        None, "file with the token, read at every connection"
     )
-    sasl_oauth_token_file: Path | None = Field(
-        default=None, description="file with the token, read at every connection"
+    sasl_oauth_token_url: str | None = setting(
+        None, "endpoint to fetch tokens from instead, with the client's id and secret"
     )
-    sasl_oauth_token_url: str | None = Field(
-        default=None,
-        description="endpoint to fetch tokens from instead, with the client's id and secret",
+    sasl_oauth_client_id: str | None = setting(None, "of the client at that endpoint")
+    sasl_oauth_client_secret: str | None = secret(None, "of the client at that endpoint")
+    sasl_oauth_scope: str | None = setting(None, "scope requested with the token")
+    ssl_cafile: Path | None = setting(
+        None, "CA certificates that verify the broker; the system's by default"
     )
-    sasl_oauth_client_id: str | None = Field(
-        default=None, description="of the client at that endpoint"
+    ssl_certfile: Path | None = setting(
+        None, "this client's certificate, if the broker requires one"
     )
-    sasl_oauth_client_secret: str | None = Field(
-        default=None, repr=False, description="of the client at that endpoint"
-    )
-    sasl_oauth_scope: str | None = Field(default=None, description="scope requested with the token")
-    ssl_cafile: Path | None = Field(
-        default=None,
-        description="CA certificates that verify the broker; the system's by default",
-    )
-    ssl_certfile: Path | None = Field(
-        default=None, description="this client's certificate, if the broker requires one"
-    )
-    ssl_keyfile: Path | None = Field(
-        default=None, description="its key, unless that is in the same file"
-    )
-    ssl_password: str | None = Field(default=None, repr=False, description="of that key")
-    policy_key: str = Field(
-        default="",
-        repr=False,
-        description="key that signs policies, the same for learners and workers; empty: unsigned",
+    ssl_keyfile: Path | None = setting(None, "its key, unless that is in the same file")
+    ssl_password: str | None = secret(None, "of that key")
+    policy_key: str = secret(
+        "", "key that signs policies, the same for learners and workers; empty: unsigned"
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if wrong := (
-            _servers_wrong(self) or _sasl_wrong(self) or _tls_wrong(self) or _key_wrong(self)
-        ):
-            raise ValueError(wrong)
+        for error_in in (_servers_error, _sasl_error, _tls_error, _key_error):
+            if error := error_in(self):
+                raise ValueError(error)
         return self
 
     @property
-    def asks_tokens(self) -> bool:
+    def needs_tokens(self) -> bool:
         """Whether a client needs OAuth tokens in addition to :meth:`client_options`."""
         return self.sasl_mechanism == "OAUTHBEARER"
 
     def client_options(self) -> dict[str, Any]:
         """Keyword arguments common to kafka-python's producer, consumer and admin client."""
-        values = self.model_dump(exclude_none=True)
         options = {
             name: str(value) if isinstance(value, Path) else value
-            for name, value in values.items()
-            if not name.startswith("sasl_oauth_") and name != "policy_key"
+            for name, value in self.model_dump(exclude={"policy_key"}, exclude_none=True).items()
+            if not name.startswith("sasl_oauth_")
         }
-        options["bootstrap_servers"] = self.bootstrap_servers.split(",")
-        return options
+        return options | {"bootstrap_servers": self.bootstrap_servers.split(",")}
 
 
-def _sasl_wrong(kafka: KafkaSettings) -> str:
-    """Why the SASL settings are inconsistent; "" if they are not."""
-    sasl, mechanism = kafka.security_protocol.startswith("SASL_"), kafka.sasl_mechanism
-    if sasl != (mechanism is not None):
-        return (
-            "HVD_KAFKA_SASL_MECHANISM and a HVD_KAFKA_SECURITY_PROTOCOL of SASL_SSL or "
-            "SASL_PLAINTEXT belong together: set both, or neither."
-        )
-    has_login = kafka.sasl_plain_username is not None and kafka.sasl_plain_password is not None
-    if mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512") and not has_login:
-        return f"{mechanism} takes HVD_KAFKA_SASL_PLAIN_USERNAME and HVD_KAFKA_SASL_PLAIN_PASSWORD."
-    if mechanism != "OAUTHBEARER":
-        return ""
-    client = (
-        kafka.sasl_oauth_token_url,
-        kafka.sasl_oauth_client_id,
-        kafka.sasl_oauth_client_secret,
-    )
-    given = [value for value in client if value is not None]
-    if (kafka.sasl_oauth_token_file is None) == (len(given) < len(client)) or (
-        given and kafka.sasl_oauth_token_file is not None
-    ):
-        return (
-            "OAUTHBEARER takes either HVD_KAFKA_SASL_OAUTH_TOKEN_FILE, or all of "
-            "HVD_KAFKA_SASL_OAUTH_TOKEN_URL, _CLIENT_ID and _CLIENT_SECRET."
-        )
-    return ""
+# Each returns why the settings are inconsistent; "" if they are not.
 
 
-def _servers_wrong(kafka: KafkaSettings) -> str:
+def _servers_error(kafka: KafkaSettings) -> str:
     for address in kafka.bootstrap_servers.split(","):
         host, _, port = address.strip().rpartition(":")
         bare = not host.startswith("[") and (":" in host or "/" in host)
@@ -245,42 +208,59 @@ def _servers_wrong(kafka: KafkaSettings) -> str:
     return ""
 
 
-def _key_wrong(kafka: KafkaSettings) -> str:
-    if not 0 < len(kafka.policy_key) < SHORTEST:
-        return ""
+def _sasl_error(kafka: KafkaSettings) -> str:
+    mechanism, file = kafka.sasl_mechanism, kafka.sasl_oauth_token_file is not None
+    login = kafka.sasl_plain_username, kafka.sasl_plain_password
+    client = kafka.sasl_oauth_token_url, kafka.sasl_oauth_client_id, kafka.sasl_oauth_client_secret
+    if kafka.security_protocol.startswith("SASL_") != (mechanism is not None):
+        return (
+            "HVD_KAFKA_SASL_MECHANISM and a HVD_KAFKA_SECURITY_PROTOCOL of SASL_SSL or "
+            "SASL_PLAINTEXT belong together: set both, or neither."
+        )
+    if mechanism not in (None, "OAUTHBEARER") and None in login:
+        return f"{mechanism} takes HVD_KAFKA_SASL_PLAIN_USERNAME and HVD_KAFKA_SASL_PLAIN_PASSWORD."
+    if mechanism == "OAUTHBEARER" and client.count(None) != len(client) * file:
+        return (
+            "OAUTHBEARER takes either HVD_KAFKA_SASL_OAUTH_TOKEN_FILE, or all of "
+            "HVD_KAFKA_SASL_OAUTH_TOKEN_URL, _CLIENT_ID and _CLIENT_SECRET."
+        )
+    return ""
+
+
+def _key_error(kafka: KafkaSettings) -> str:
+    length = len(kafka.policy_key.encode())
+    return short_key("HVD_KAFKA_POLICY_KEY", length) if 0 < length < SHORTEST_KEY else ""
+
+
+def short_key(name: str, length: int) -> str:
+    """The error of a key called ``name`` that is shorter than ``SHORTEST_KEY``."""
     return (
-        f"HVD_KAFKA_POLICY_KEY has {len(kafka.policy_key)} characters: take at least {SHORTEST}, "
-        "for instance the output of: openssl rand -hex 32."
+        f"the key of {name} has {length} bytes: take at least {SHORTEST_KEY}, for instance the "
+        "output of: openssl rand -hex 32."
     )
 
 
-def _tls_wrong(kafka: KafkaSettings) -> str:
-    """Why TLS cannot be used as configured; "" if it can, or is not configured."""
-    files = (kafka.ssl_cafile, kafka.ssl_certfile, kafka.ssl_keyfile)
+def _tls_error(kafka: KafkaSettings) -> str:
+    certificate, key = kafka.ssl_certfile, kafka.ssl_keyfile
     if not kafka.security_protocol.endswith("SSL"):
-        given = any(file is not None for file in (*files, kafka.ssl_password))
-        return (
-            "HVD_KAFKA_SSL_* needs a HVD_KAFKA_SECURITY_PROTOCOL of SSL or SASL_SSL."
-            if given
-            else ""
-        )
+        needless = any(value is not None for name, value in kafka if name.startswith("ssl_"))
+        return needless * "HVD_KAFKA_SSL_* needs a HVD_KAFKA_SECURITY_PROTOCOL of SSL or SASL_SSL."
+    if certificate is None and key is not None:
+        return "HVD_KAFKA_SSL_KEYFILE needs HVD_KAFKA_SSL_CERTFILE."
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if kafka.ssl_cafile is not None:
             context.load_verify_locations(kafka.ssl_cafile)
     except OSError as error:
         return f"HVD_KAFKA_SSL_CAFILE {kafka.ssl_cafile} is not a file of certificates ({error})."
-    if kafka.ssl_certfile is None:
-        return "HVD_KAFKA_SSL_KEYFILE needs HVD_KAFKA_SSL_CERTFILE." if kafka.ssl_keyfile else ""
     try:
-        # Without any password, OpenSSL would ask for one on the terminal, and wait.
-        context.load_cert_chain(
-            kafka.ssl_certfile, kafka.ssl_keyfile, lambda: kafka.ssl_password or ""
-        )
+        if certificate is not None:
+            # Without any password, OpenSSL would ask for one on the terminal, and wait.
+            context.load_cert_chain(certificate, key, lambda: kafka.ssl_password or "")
     except OSError as error:
         return (
-            f"HVD_KAFKA_SSL_CERTFILE {kafka.ssl_certfile} with HVD_KAFKA_SSL_KEYFILE "
-            f"{kafka.ssl_keyfile or kafka.ssl_certfile} cannot be used ({error}): is the key that "
-            "of the certificate, and is HVD_KAFKA_SSL_PASSWORD its password?"
+            f"HVD_KAFKA_SSL_CERTFILE {certificate} with HVD_KAFKA_SSL_KEYFILE {key or certificate} "
+            f"cannot be used ({error}): is the key that of the certificate, and is "
+            "HVD_KAFKA_SSL_PASSWORD its password?"
         )
     return ""

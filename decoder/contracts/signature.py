@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 HEADER: Final = "signature"
-SHORTEST: Final = 16
-"""Characters of a key; a shorter one could be guessed."""
 
 
 def signed(secret: str, key: bytes, value: bytes | None) -> list[tuple[str, bytes]]:

@@ -1,11 +1,13 @@
 """Status records, which workers and learners publish once a second on the status topic.
 
-Counters are cumulative since the process started, so a lost record loses nothing.
+Counters are cumulative since the process started, so a lost record loses nothing. Times of steps
+(``_us``) are in microseconds, of swaps (``_ms``) in milliseconds. What a worker's field means is
+also the help of its metric.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -25,6 +27,14 @@ Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Counts = dict[str, Count]
 Time = Annotated[float, Field(ge=0, le=2.0**36, allow_inf_nan=False)]  # seconds since the epoch
 StepTokens = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+
+
+def _at(meaning: str, default: Any = 0) -> Any:
+    return Field(default, description=meaning)
+
+
+def _by(meaning: str) -> Any:
+    return Field(default_factory=dict, description=meaning)
 
 
 class SideSums(BaseModel):
@@ -53,69 +63,67 @@ class WorkerStatus(BaseModel):
     role: Literal["worker"] = "worker"
     process: str
     scope: str
-    life: str = ""  # random id of this process, the same as in its events
+    life: str = _at("Random id of this process, the same as in its events.", "")
     schema_id: str = ""
     time: Time
-    requests_started: Count = 0
-    requests_stopped: Count = 0
-    tokens: Count = 0
-    cycles: Counts = Field(default_factory=dict)  # by arm
-    accepted: Counts = Field(default_factory=dict)  # draft tokens accepted, by arm
-    drafted: Counts = Field(default_factory=dict)  # draft tokens verified, by arm
-    drafts_labelled: Count = 0  # cache drafts whose accepted length became known
-    events_made: Count = 0  # one a cycle
-    events_sent: Count = 0  # acknowledged by the broker
-    events_in_doubt: Count = 0  # sent and never acknowledged: they may be on the topic
-    queue_depth: Count = 0  # events waiting, those in flight included
-    events_spilled: Count = 0  # of version 0.2.0, which kept events in files
-    events_dropped: Count = 0  # by the worker, for any reason
-    drops: Counts = Field(default_factory=dict)  # the same by reason
-    events_refused: Counts = Field(default_factory=dict)  # for good, by reason
-    events_failed: Count = 0  # left when the worker closed
-    events_former: Count = 0  # the same
-    former_lost: Counts = Field(default_factory=dict)  # the same
-    former_unread: Count = 0  # the same
-    carrier_deaths: Count = 0  # of the exporter process; it is restarted
-    policy_version: Count = 0
-    publication: Count = 0  # of the serving policy; 0: shipped with the worker
+    requests_started: Count = _at("Requests begun.")
+    requests_stopped: Count = _at("Requests ended.")
+    tokens: Count = _at("Tokens committed.")
+    cycles: Counts = _by("Decoding cycles, by arm.")
+    accepted: Counts = _by("Draft tokens accepted, by arm.")
+    drafted: Counts = _by("Draft tokens verified, by arm.")
+    drafts_labelled: Count = _at("Cache drafts whose accepted length became known.")
+    events_made: Count = _at("Draft events made, one a cycle.")
+    events_sent: Count = _at("Draft events acknowledged by the broker.")
+    events_in_doubt: Count = _at("Draft events sent, never acknowledged: perhaps on the topic.")
+    queue_depth: Count = _at("Draft events waiting, those in flight included.")
+    events_spilled: Count = _at("Of version 0.2.0, which kept events in files.")
+    events_dropped: Count = _at("Draft events that the worker dropped.")
+    drops: Counts = _by("Draft events that the worker dropped, by reason.")
+    events_refused: Counts = _by("Draft events that the broker refused for good, by reason.")
+    events_failed: Count = _at("Draft events left when the worker closed.")
+    events_former: Count = _at("Of version 0.2.0.")
+    former_lost: Counts = _by("Of version 0.2.0.")
+    former_unread: Count = _at("Of version 0.2.0.")
+    carrier_deaths: Count = _at("Deaths of the exporter process, which is restarted.")
+    policy_version: Count = _at("Version of the serving policy.")
+    publication: Count = _at("Number of its publication; 0: shipped with the worker.")
     policy_role: str = ""
-    policy_applied_at: Time = 0.0
+    policy_applied_at: Time = _at("When the serving policy was applied, in s since the epoch.", 0.0)
     policy_kind: str = ""
-    threshold: float = 0.0
-    rate: float = 0.0  # decision parameter of a survival policy
-    fallback: str = ""  # the fixed arm that the no-regret floor serves, or ""
-    fallbacks: Count = 0  # times it replaced the policy
-    advantage: float = 1.0  # time of the best fixed arm over the policy's, recently
-    probes: Count = 0  # steps decided only to measure the drafter, or a step without drafts
-    setup: str = ""  # where the cost table was measured
-    step_us: dict[StepTokens, Count] = Field(default_factory=dict)  # cost of a step by its tokens
-    draft_us: float = 0.0  # time that the model drafter adds to a step
-    swaps: Count = 0
-    swap_ms_max: float = 0.0  # from bundle received to bundle serving
-    refusals: Counts = Field(default_factory=dict)  # bundles refused, by reason
-    ignored: Counts = Field(default_factory=dict)  # bundles skipped: older, leap, role, any
-    choose_us_p50: float = 0.0  # featurize + predict + decide, one step
-    own_us_p50: float = 0.0  # all work of the router and its adapter in a step
-    exposed_us_p50: float = 0.0  # the part of that which the engine waits for
-    asleep: Count = 0  # steps without a search for drafts, since none pays (paused)
-    undrafted: Count = 0  # model drafts chosen but not made
-    grafts: Count = 0  # of version 0.2.0: no longer counted
-    left_out: dict[str, Count] = Field(default_factory=dict)  # requests without drafts, by reason
-    cache_bytes: Count = 0  # upper bound for the suffix cache
-    cache_evicted: Count = 0  # pages of earlier outputs evicted
-    cache_shed: Count = 0  # pages of running requests' own text evicted
-    faults: Count = 0  # steps in which hybrid decoding failed and the worker decoded plainly
-    sides: dict[str, SideSums] = Field(default_factory=dict)  # by variant; other steps: outside
-    side: str = ""  # variant that decides now; "" outside of a comparison
-    sides_failed: Counts = Field(
-        default_factory=dict
-    )  # faults of a variant, which is then excluded
-    trial_version: Count = 0  # of the policy on trial; 0: none
+    threshold: float = _at("Decision parameter of a threshold policy.", 0.0)
+    rate: float = _at("Decision parameter of a survival policy, tokens a plain step.", 0.0)
+    fallback: str = _at("The fixed arm that the no-regret floor serves, if any.", "")
+    fallbacks: Count = _at("Times the no-regret floor replaced the policy by a fixed arm.")
+    advantage: float = _at("Time of the best fixed arm over the policy's: above 1 is ahead.", 1.0)
+    probes: Count = _at("Steps decided only to measure the drafter, or a step without drafts.")
+    setup: str = _at("Where the cost table was measured.", "")
+    step_us: dict[StepTokens, Count] = _by("Cost of a step by its tokens.")
+    draft_us: float = _at("Time that the model drafter adds to a step.", 0.0)
+    swaps: Count = _at("Policies applied.")
+    swap_ms_max: float = _at("Longest time from a bundle received to that bundle serving.", 0.0)
+    refusals: Counts = _by("Policy bundles refused, by reason.")
+    ignored: Counts = _by("Policy bundles skipped, by reason: older, leap, role, any.")
+    choose_us_p50: float = _at("Median time to propose, predict and decide for a step.", 0.0)
+    own_us_p50: float = _at("Median time of all work of router and adapter in a step.", 0.0)
+    exposed_us_p50: float = _at("Median time of that work that the engine waits for.", 0.0)
+    asleep: Count = _at("Steps without a search for drafts, since none pays (paused).")
+    undrafted: Count = _at("Model drafts chosen but not made.")
+    grafts: Count = _at("Of version 0.2.0.")
+    left_out: dict[str, Count] = _by("Requests excluded from drafting, by reason.")
+    cache_bytes: Count = _at("Bytes of the suffix caches, at most.")
+    cache_evicted: Count = _at("Pages of earlier outputs evicted from the suffix caches.")
+    cache_shed: Count = _at("Pages of running requests' own text evicted.")
+    faults: Count = _at("Steps in which hybrid decoding failed and the worker decoded plainly.")
+    sides: dict[str, SideSums] = _by("By variant; other steps: outside.")
+    side: str = _at("Variant that decides now; empty outside of a comparison.", "")
+    sides_failed: Counts = _by("Faults of a variant, which is then excluded.")
+    trial_version: Count = _at("Of the policy on trial; 0: none.")
     trial_publication: Count = 0
-    trial_share: float = 0.0  # share of steps that it is given
+    trial_share: float = _at("Share of steps that it is given.", 0.0)
     rounds_made: Count = 0
-    rounds_sent: Count = 0  # acknowledged by the broker
-    rounds_dropped: Count = 0  # by a full queue, or refused
+    rounds_sent: Count = _at("Rounds acknowledged by the broker.")
+    rounds_dropped: Count = _at("Rounds dropped by a full queue, or refused.")
 
     @property
     def events_unaccounted(self) -> int:
@@ -155,7 +163,10 @@ class LearnerStatus(BaseModel):
     updates: Count = 0  # optimiser steps
     drifts: Count = 0
     last_drift_at: Time = 0.0
-    mae: float = 0.0  # champion's absolute error on recent events, tokens
+    mae: float = 0.0  # champion's absolute error on the newest drafts, tokens, before learning
+    precision: float = 0.0  # of the drafts predicted at six tokens or more, those that brought six
+    recall: float = 0.0  # of the drafts that brought six or more, those predicted so
+    f1: float = 0.0  # harmonic mean of both
     candidates: Count = 0
     promotions: Count = 0
     champion_version: Count = 0

@@ -40,7 +40,7 @@ class Sink:
         Raises:
             ValueError: the ring's string table is full.
         """
-        return self.ring.word(text) if self.ring is not None else 0
+        return self.ring.intern(text) if self.ring is not None else 0
 
     def names(self, name: str, options: RequestOptions) -> bytes | None:
         """A request's names packed for rows; None if they cannot be encoded."""

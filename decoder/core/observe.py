@@ -1,7 +1,7 @@
 """Process the tokens a step committed, compiled: resolve labels and learn payoffs.
 
-:func:`observe` returns early with a code when a request needs Python (its first page, a larger
-memory, its end). Call it again to resume.
+:func:`observe` returns early with a code when a request needs Python (a larger window, its end).
+Call it again to resume.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from decoder.compiled import Handle, Int32Array, compiled, entry_point
 from decoder.contracts.features import RECENT
 from decoder.core import table as at
 from decoder.core.cycles import await_settling
-from decoder.core.payoff.memory import lacks, learn
+from decoder.core.payoff.memory import learn
 from decoder.core.payoff.model_arm import observe_model, payoff_of
 from decoder.core.requests import ADVANCED
 from decoder.core.table import state_of
-from decoder.drafting.matches import BACK, foretold
-from decoder.drafting.pages import Pool, append_both, fits
+from decoder.drafting.matches import BACK, predicted
+from decoder.drafting.windows import Pool, extend, fits
 from decoder.policy.rule import MODEL, NONE
 
-DONE, WRITE, GROW, LOST, OVER = range(5)
-"""Why :func:`observe` returned: all done, or a request's tokens need a page, its memory must grow,
-its length differs from the engine's, or it has ended."""
-WRITTEN, GROWN, BEGUN = 1, 2, 4
-"""Flags of ``done``: Python wrote the tokens, Python grew the memory, a page was opened."""
+DONE, GROW, LOST, OVER = range(4)
+"""Why :func:`observe` returned: all done, or a request's tokens do not fit into its windows, its
+length differs from the engine's, or it has ended."""
 OBSERVED: Final = np.dtype(
     [
         ("step_tokens", "i8"),
@@ -38,7 +36,6 @@ OBSERVED: Final = np.dtype(
         ("committed", "i8"),  # tokens committed in closed cycles
         ("verified", "i8"),  # draft tokens verified in closed cycles
         ("predicted", "i8"),  # tokens predicted by their request's own text
-        ("began", "i8"),  # requests that opened a page
         ("drafts", "i8"),  # draft tokens verified by all requests
     ],
     align=True,
@@ -68,12 +65,6 @@ def until_end(handle: Handle, slot: int, tokens: NDArray[np.int32]) -> tuple[int
     return len(tokens), at.LIVE
 
 
-@entry_point
-def visible(handle: Handle, slot: int, tokens: Int32Array) -> int:
-    """Number of ``tokens`` that the client of a request will see."""
-    return until_end(handle, slot, tokens)[0]
-
-
 @compiled
 def learn_payoff(request: Any, accepted: int, length: int) -> None:
     """Update a request's payoff statistics with a resolved draft of ``length``. Mutates."""
@@ -96,11 +87,11 @@ def resolve(handle: Handle, slot: int, tokens: NDArray[np.int32]) -> None:
     for i in range(request["num_open"]):
         number = table.open[slot, i]
         cycle, length = table.cycles[number], table.rows[number]["draft_len"]
-        matched, j = cycle["held"], 0
+        matched, j = cycle["matched"], 0
         while j < len(tokens) and matched < length and table.drafts[number, matched] == tokens[j]:
             matched += 1
             j += 1
-        cycle["held"] = matched
+        cycle["matched"] = matched
         if matched < length and j == len(tokens):
             table.open[slot, kept] = number
             kept += 1
@@ -135,18 +126,17 @@ def count(handle: Handle, slot: int, number: int, reported: int) -> None:
 
 
 @compiled
-def append(pool: Pool, request: Any, tokens: NDArray[np.int32], done: int) -> int:
-    """Append a request's committed tokens to its text and context; updated ``done``. Mutates."""
-    index, count = request["index"], len(tokens)
-    if index and count and not done & WRITTEN and append_both(pool, index, tokens):
-        done |= BEGUN
+def append(pool: Pool, request: Any, tokens: NDArray[np.int32]) -> None:
+    """Append a request's committed tokens to its text and context. Mutates."""
+    count = len(tokens)
+    if request["index"]:
+        extend(pool, request["index"], tokens)
     context, keep = request["context"], max(BACK - count, 0)
     for j in range(keep):
         context[j] = context[j + BACK - keep]
     for j in range(keep, BACK):
         context[j] = tokens[count - BACK + j]
     request["length"] += count
-    return done
 
 
 @compiled
@@ -181,7 +171,7 @@ def observe(
 
     Args:
         handle: of the :class:`~decoder.core.table.State`.
-        advanced: [n]; ``done`` records progress between calls.
+        advanced: [n].
         tokens: of all requests, each up to its ``end``.
         steps: [1], to which totals are added.
         first: index of the request to resume at.
@@ -190,11 +180,11 @@ def observe(
         index where it stopped, and why.
     """
     state = state_of(handle)
-    table, pool, payoffs, step = state.table, state.pool, state.payoffs, steps[0]
+    table, pool, step = state.table, state.pool, steps[0]
     step["drafts"] = advanced["verified"].sum()
     for i in range(first, len(advanced)):
         report = advanced[i]
-        slot, done = report["slot"], report["done"]
+        slot = report["slot"]
         if slot < 0 or table.requests[slot]["ended"]:
             continue
         request = table.requests[slot]
@@ -204,14 +194,10 @@ def observe(
             table.counts[0]["tokens"] += length
             return i, LOST
         index = request["index"]
-        if index and length and not done & WRITTEN and not fits(pool, index, length):
-            return i, WRITE
-        labels = request["num_open"]
-        if labels and not done & GROWN and lacks(payoffs, request["memory"], labels):
+        if index and not fits(pool, index, length):
             return i, GROW
-        report["done"] = append(pool, request, reported[:length], done)
-        step["began"] += report["done"] & BEGUN > 0
-        step["predicted"] += foretold(pool, index, length * step["compared"])
+        append(pool, request, reported[:length])
+        step["predicted"] += predicted(pool, index, length * step["compared"])
         table.counts[0]["tokens"] += length
         report["committed"] = length
         close_cycle(handle, slot, report, step, len(reported))

@@ -13,7 +13,7 @@ from decoder.core.payoff.memory import hashed, recall
 from decoder.core.table import state_of
 from decoder.drafting.drafts import Limits
 from decoder.drafting.matches import BACK, Continuation, draft, fetch, newest
-from decoder.drafting.pages import ORDERS
+from decoder.drafting.windows import ORDERS
 
 LOOK_UP: Final = np.dtype(
     [
@@ -36,6 +36,9 @@ def look_up_by(limits: Limits | None, longest: int) -> NDArray[Any]:
     look_up = np.zeros(1, LOOK_UP)
     look_up[0] = (longest, limits is not None, *(limits or (0, 0, 0.0, 0.0, 0.0)))
     return look_up
+
+
+NO_DRAFT: Final = Continuation(0, 0, 0.0, 0)
 
 
 class Found(NamedTuple):
@@ -127,7 +130,7 @@ def describe_request(features: Any, handle: Handle, slot: int) -> None:
     features["payoff_mean"] = total / max(min(num_payoffs, RECENT), 1)
     features["payoff_max"] = most
     oldest = table.open[slot, 0]
-    features["streak"] = table.cycles[oldest]["held"] if request["num_open"] else 0
+    features["streak"] = table.cycles[oldest]["matched"] if request["num_open"] else 0
     features["first_recent"] = request["first"]
     features["log_payoff_fast"] = request["log_fast"]
     features["log_payoff_slow"] = request["log_slow"]
@@ -166,12 +169,10 @@ def look_up(handle: Handle, slot: int, limits: Limits) -> Found:
     pool, request, ours, theirs = (
         state.pool, state.table.requests[slot], state.look_ups.ours, state.look_ups.theirs
     )  # fmt: skip
-    own, shared = request["index"], pool.indexes[request["index"]]["shared"]
+    own, shared = request["index"], pool.windows[request["index"]]["shared"]
     context = request["context"][BACK - min(request["length"], BACK) :]
-    local, other = Continuation(0, 0, 0.0, 0), Continuation(0, 0, 0.0, 0)
-    if pool.indexes[own]["num_pages"] > 0:
-        local = draft(pool, own, context, limits, ours, state.look_ups.scratch)
-    if shared > 0 and pool.indexes[shared]["num_pages"] > 0:
+    local, other = draft(pool, own, context, limits, ours, state.look_ups.scratch), NO_DRAFT
+    if shared > 0:
         other = draft(pool, shared, context, limits, theirs, state.look_ups.scratch)
     agreement = 0
     while (
@@ -190,15 +191,15 @@ def prefetch(handle: Handle, slots: NDArray[np.int64]) -> None:
     """Prefetch the hash chains that a step's look-ups will follow."""
     state = state_of(handle)
     pool = state.pool
-    ahead = np.empty((2 * len(slots), len(ORDERS)), np.int64)
-    for i in range(len(slots)):
-        request = state.table.requests[slots[i]]
+    indexes = np.empty(2 * len(slots), np.int64)
+    positions = np.empty((2 * len(slots), len(ORDERS)), np.int64)
+    for i in range(len(indexes)):
+        request = state.table.requests[slots[i // 2]]
         own, context = request["index"], request["context"]
-        shared = pool.indexes[own]["shared"]
+        indexes[i] = own if i % 2 == 0 else pool.windows[own]["shared"]
         for order in range(len(ORDERS)):
-            ahead[2 * i, order] = newest(pool, own, context, order)
-            ahead[2 * i + 1, order] = newest(pool, shared, context, order)
-    fetch(pool, ahead.ravel())
+            positions[i, order] = newest(pool, indexes[i], context, order)
+    fetch(pool, indexes, positions)
 
 
 @entry_point
@@ -226,9 +227,10 @@ def propose(
             continue
         candidate = offers.candidates[n]
         candidate["place"], candidate["room"], candidate["draft"] = position, max_tokens, -1
-        candidate["unable"] = 0
+        request, candidate["unable"] = state.table.requests[slot], 0
+        candidate["unread"] = request["length"] - request["drafted_at"]
         n += 1
-        if not params["shown"] or state.table.requests[slot]["index"] == 0:
+        if not params["shown"] or request["index"] == 0:
             continue
         most = min(max_tokens, params["most"])
         limits = Limits(params["depth"], most, params["factor"], params["offset"], params["least"])

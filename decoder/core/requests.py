@@ -47,7 +47,6 @@ ADVANCED: Final = np.dtype(
         ("end", "i8"),  # end of its tokens in StepReport.tokens
         ("verified", "i8"),  # draft tokens
         ("length", "i8"),  # tokens the engine holds, 0 if unknown
-        ("done", "i8"),  # progress flags of decoder.core.observe
         ("committed", "i8"),  # output: tokens that its client sees
     ],
     align=True,

@@ -23,8 +23,9 @@ from decoder.core.payoff.model_arm import ModelArm
 from decoder.core.requests import RequestOptions, StepReport
 from decoder.core.table import STOPPED, RequestTable, State
 from decoder.drafting.drafts import STOCK, Tokens
-from decoder.drafting.pages import new_pool
 from decoder.drafting.suffix import SuffixCache
+from decoder.drafting.windows import new_pool
+from decoder.experiment.block import Groups
 from decoder.limited_log import LimitedLog
 
 
@@ -34,9 +35,11 @@ class Progress(NamedTuple):
     closed: int  # cycles closed
     committed: int  # tokens in closed cycles
     verified: int  # draft tokens in closed cycles
-    predicted: int  # tokens predicted by their request's own text, if counted
+    predicted: int  # tokens predicted by their request's own text, in a round
     drafts: int  # draft tokens verified by all requests
     tokens: int  # tokens committed by all requests
+    groups: Groups = {}  # noqa: RUF012 - tokens and requests by tenant and workload, in a round
+    sessions: frozenset[str] = frozenset()  # in a round
 
 
 class Tracker:
@@ -116,17 +119,18 @@ class Tracker:
             self.stop(request, "lost")
             raise
 
-    def advance(self, report: StepReport, step_us: float, compared: bool) -> Progress:
+    def advance(self, report: StepReport, step_us: float, in_round: bool) -> Progress:
         """Process the committed tokens of a step; labels resolve. Mutates ``report``: ended and
         dropped requests get slot -1.
 
         Args:
-            compared: whether to count tokens predicted by a request's own text.
+            in_round: whether variants are compared in the step.
         """
         advanced, step = report.advanced, np.zeros(1, observe.OBSERVED)
         before = self.counters.tokens
         step["step_tokens"], step["step_us"] = report.step_tokens, step_us
-        step["compared"] = compared
+        step["compared"] = in_round
+        slots = advanced["slot"].copy() if in_round else advanced["slot"]
         at, status = 0, -1
         while True:
             at, status = observe.observe(self.state(), advanced, report.tokens, step, at)
@@ -135,36 +139,27 @@ class Tracker:
             position = at - (status == observe.OVER)
             if self._handle_early_return(status, position, report):
                 advanced["slot"][position] = -1
-        _, _, _, closed, committed, verified, predicted, began, drafts = step[0].item()
-        if began and self._cache is not None:
-            for position in np.flatnonzero(advanced["done"] & observe.BEGUN).tolist():
-                self._cache.book(report.names[position])
+        _, _, _, closed, committed, verified, predicted, drafts = step[0].item()
         tokens = self.counters.tokens - before
-        return Progress(closed, committed, verified, predicted, drafts, tokens)
+        progress = Progress(closed, committed, verified, predicted, drafts, tokens)
+        if not in_round:
+            return progress
+        groups, sessions = self.table.shared(report.names, slots, advanced["committed"])
+        return progress._replace(groups=groups, sessions=sessions)
 
     def _handle_early_return(self, status: int, position: int, report: StepReport) -> bool:
         """Do the Python part for a request; whether it is no longer tracked."""
         name, request = report.names[position], report.advanced[position]
-        row = self.table.arrays.requests[request["slot"]]
         if status == observe.OVER:
-            if self._cache is not None:
-                self._cache.book(name)
-            self.stop(name, "stop" if row["ended"] == STOPPED else "length")
-            return True
-        if status == observe.LOST:
+            ended = self.table.arrays.requests["ended"][request["slot"]]
+            self.stop(name, "stop" if ended == STOPPED else "length")
+        elif status == observe.LOST:
             self._drop(name, "length")
-        elif status == observe.GROW:
-            request["done"] |= observe.GROWN
-            self.memories.grow(int(row["memory"]), int(row["num_open"]))
-            return False
         else:
-            request["done"] |= observe.WRITTEN
             begin = report.advanced["end"][position - 1] if position else 0
-            reported = report.tokens[begin : request["end"]]
-            count = observe.visible(self.state(), int(request["slot"]), reported)
             try:
                 assert self._cache is not None
-                self._cache.extend(name, reported[:count].tolist())
+                self._cache.grow(name, int(request["end"] - begin))
                 return False
             except Exception:  # noqa: BLE001 - logged
                 self._fault(name)
@@ -200,4 +195,4 @@ class Tracker:
             self.counters.left_out["fault"] += 1
 
 
-NO_TEXT: Final = new_pool(1, 1, 1)
+NO_TEXT: Final = new_pool(1, 1)

@@ -6,9 +6,12 @@ from __future__ import annotations
 class Blocks:
     """Blocks of an array whose sizes are powers of two, split and merged as buddies."""
 
-    def __init__(self, size: int) -> None:
-        """One free block of 2**``size``."""
-        self._free: list[set[int]] = [set() for _ in range(size)] + [{0}]
+    def __init__(self, length: int) -> None:
+        """All ``length`` entries of the array are free, in as few blocks as they make."""
+        self._free = [set[int]() for _ in range(length.bit_length())]
+        for size in range(len(self._free)):
+            if length >> size & 1:
+                self._free[size].add(length >> (size + 1) << (size + 1))
 
     def take(self, size: int) -> int:
         """Allocate a block of 2**``size``: its start, from the lowest of the smallest free blocks

@@ -5,7 +5,7 @@ measures the match length of each. The occurrences with the longest match vote o
 Probabilities, score and limits are those of SuffixDecoding (arXiv 2411.04975). The context's own
 end is an occurrence too, without a continuation: a single earlier occurrence has probability 1/2.
 
-A draft only copies from pages of its own index: stale chain links are checked.
+A draft only copies from its own window: a link to a position that the window has lost ends a chain.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import Float32Array, Int32Array, compiled, entry_point
-from decoder.drafting import pages as at
 from decoder.drafting.drafts import Limits
-from decoder.drafting.pages import Pool
+from decoder.drafting.windows import END, ORDERS, Pool, after, before, bucket_of, mixed, slot_of
 
 MOST: Final = 16
 """Maximum occurrences taken from a chain."""
@@ -41,7 +40,7 @@ class Scratch(NamedTuple):
 
     found: Int32Array  # [MOST], positions where the context ends, newest first
     lens: Int32Array  # [MOST], match length of each
-    slots: Int32Array  # [MOST], positions that vote
+    voters: Int32Array  # [MOST], positions that vote
     votes: Int32Array  # [MOST], their tokens
     tokens: Int32Array  # [longest]
     probs: Float32Array  # [longest]
@@ -56,24 +55,25 @@ def scratch_for(most: int) -> Scratch:
 
 
 @compiled
-def matched(pool: Pool, slot: int, context: NDArray[np.int32], most: int) -> int:
-    """Length of the common suffix of ``context`` and the text up to ``slot``, at most ``most``."""
-    length, count = len(context), 0
-    while count < most and slot > 0 and pool.text[slot] == context[length - 1 - count]:
+def matched(pool: Pool, index: int, position: int, context: NDArray[np.int32], most: int) -> int:
+    """Length of the common suffix of ``context`` and a window's text up to ``position``, at most
+    ``most``."""
+    window, last, count = pool.windows[index], len(context) - 1, 0
+    while count < most and position > 0:
+        if pool.text[slot_of(window, position)] != context[last - count]:
+            break
         count += 1
-        slot = at.slot_before(pool.pages, slot)
+        position = before(pool, window, position)
     return count
 
 
 @compiled
 def newest(pool: Pool, index: int, context: NDArray[np.int32], order: int) -> int:
-    """Newest position of the chain for the end of ``context``, or 0."""
+    """Newest position of the chain for the end of ``context``; 0 or a lost one without any."""
     state = 0
-    for i in range(at.ORDERS[order]):
-        state = at.mixed(state, int(context[len(context) - 1 - i]))
-    row = pool.indexes[index]
-    bucket = row["begin"] + (state & row["mask"])
-    return int(pool.heads[bucket, order])
+    for i in range(ORDERS[order]):
+        state = mixed(state, int(context[len(context) - 1 - i]))
+    return int(pool.heads[bucket_of(pool.windows[index], state), order])
 
 
 @compiled
@@ -95,38 +95,37 @@ def gather(
     Returns:
         number of occurrences, and tokens compared.
     """
-    found, lens, chains, min_match = scratch.found, scratch.lens, pool.chains, at.ORDERS[order]
-    slot, closed = newest(pool, index, context, order), at.NEVER
+    window, found, lens = pool.windows[index], scratch.found, scratch.lens
+    position, first = newest(pool, index, context, order), window["first"]
     count, full, last, work = 0, 0, -FULL, 0
     for _ in range(MOST * STEPS):
-        if slot == 0 or count == MOST or full == FULL:
+        if position < first or count == MOST or full == FULL:
             break
-        page = pool.pages[slot >> at.BITS]
-        if page["owner"] != index or (slot & at.LAST) >= page["filled"] or page["born"] > closed:
-            break  # overwritten since, as is everything older
-        closed = page["closed"]
         work += 1
-        if abs(slot - last) >= FULL:
-            length = matched(pool, slot, context, most)
+        if abs(position - last) >= FULL:
+            length = matched(pool, index, position, context, most)
             work += length
-            found[count], lens[count] = slot, length
-            count += length >= min_match
+            found[count], lens[count] = position, length
+            count += length >= ORDERS[order]
             if length == BACK:
-                full, last = full + 1, slot
-        slot = int(chains[slot, order])
+                full, last = full + 1, position
+        position = int(pool.chains[slot_of(window, position), order])
     return count, work
 
 
 @compiled
-def fetch(pool: Pool, slots: NDArray[np.int64]) -> None:
-    """Prefetch ``PREFETCHED`` positions of n chains. Overwrites ``slots``: the newest position
-    of each chain, with the ``ORDERS`` of an index in sequence."""
+def fetch(pool: Pool, indexes: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+    """Prefetch ``PREFETCHED`` positions of the chains of n windows. Overwrites ``positions`` [n,
+    orders]: the newest one of each chain."""
     seen = 0
     for _ in range(PREFETCHED):
-        for i in range(len(slots)):
-            seen += pool.text[slots[i]]
-            slots[i] = pool.chains[slots[i], i % len(at.ORDERS)]
-    slots[:1] = seen  # else the compiler removes the loads
+        for i in range(len(indexes)):
+            window = pool.windows[indexes[i]]
+            for order in range(len(ORDERS)):
+                slot = slot_of(window, positions[i, order])
+                seen += pool.text[slot]
+                positions[i, order] = pool.chains[slot, order]
+    positions[:1] = seen  # else the compiler removes the loads
 
 
 @compiled
@@ -147,10 +146,10 @@ def most_of(votes: NDArray[np.int32], count: int) -> tuple[int, int]:
 
 @compiled
 def vote(
-    pool: Pool, count: int, limit: int, least: float, scratch: Scratch
+    pool: Pool, index: int, count: int, limit: int, least: float, scratch: Scratch
 ) -> tuple[int, float, int]:
-    """Majority vote on each next token by the first ``count`` of ``slots``; ties go to the newest.
-    Fills ``tokens`` and ``probs`` of ``scratch``, and overwrites ``slots``.
+    """Majority vote on each next token by the first ``count`` of ``voters``; ties go to the newest.
+    Fills ``tokens`` and ``probs`` of ``scratch``, and overwrites ``voters``.
 
     Args:
         limit: maximum tokens.
@@ -159,15 +158,16 @@ def vote(
     Returns:
         number of tokens, the sum of their probabilities, and tokens compared.
     """
-    slots, votes, text = scratch.slots, scratch.votes, pool.text
+    positions, votes, window = scratch.voters, scratch.votes, pool.windows[index]
     length, score, prob, work = 0, 0.0, 1.0, 0
     while length < limit:
         voters, newest_votes = 0, 0
         for i in range(count):
-            slot = at.slot_after(pool.pages, int(slots[i]))
-            if slot > 0 and text[slot] != at.END:
-                slots[voters], votes[voters] = slot, text[slot]
-                newest_votes += votes[voters] == votes[0]
+            position = after(pool, window, int(positions[i]))
+            token = pool.text[slot_of(window, position)] if position > 0 else END
+            if token != END:
+                positions[voters], votes[voters] = position, token
+                newest_votes += token == votes[0]
                 voters += 1
         work += count
         if not voters:
@@ -187,39 +187,38 @@ def vote(
         if most < voters:
             count = 0
             for i in range(voters):
-                slots[count] = slots[i]
+                positions[count] = positions[i]
                 count += votes[i] == best
     return length, score, work
 
 
 @compiled
-def foretold(pool: Pool, index: int, count: int) -> int:
+def predicted(pool: Pool, index: int, count: int) -> int:
     """How many of the last ``count`` tokens of a request's own text its earlier text predicted: the
     token that last followed the same tokens of the longest order. Independent of any drafter."""
-    text, pages, order = pool.text, pool.pages, at.ORDERS[-1]
-    page, predicted = int(pool.indexes[index]["own"]), 0
-    slot = page * at.PAGE + int(pages[page]["filled"]) - 1 if page else 0
-    if pool.indexes[index]["pending"]:
-        slot = 0  # the prompt is not fully indexed yet
+    window, longest, hits = pool.windows[index], len(ORDERS) - 1, 0
+    position = window["last"]
+    if position == 0 or window["linked"] < position:
+        return 0  # no text, or a prompt that is not fully indexed yet
     for _ in range(count):
-        before = at.slot_before(pages, slot) if slot > 0 else 0
-        if before == 0:
+        token, position = pool.text[slot_of(window, position)], before(pool, window, position)
+        if position == 0:
             break
-        earlier = int(pool.chains[before, len(at.ORDERS) - 1])
+        earlier = position
         for _ in range(STEPS):  # buckets also contain hash collisions
-            if earlier == 0 or pages[earlier >> at.BITS]["owner"] != index:
+            earlier = int(pool.chains[slot_of(window, earlier), longest])
+            if earlier < window["first"]:
                 break
-            same, position, other = 0, before, earlier
-            while same < order and position > 0 and other > 0 and text[position] == text[other]:
+            same, ours, theirs = 0, position, earlier
+            while same < ORDERS[longest] and ours > 0 and theirs > 0:
+                if pool.text[slot_of(window, ours)] != pool.text[slot_of(window, theirs)]:
+                    break
                 same += 1
-                position, other = at.slot_before(pages, position), at.slot_before(pages, other)
-            if same == order:
-                after = at.slot_after(pages, earlier)
-                predicted += after > 0 and text[after] == text[slot]
+                ours, theirs = before(pool, window, ours), before(pool, window, theirs)
+            if same == ORDERS[longest]:
+                hits += pool.text[slot_of(window, earlier + 1)] == token
                 break
-            earlier = int(pool.chains[earlier, len(at.ORDERS) - 1])
-        slot = before
-    return predicted
+    return hits
 
 
 @compiled
@@ -274,9 +273,9 @@ def draft(
     """
     best, drafted, match_len, work = 0.0, 0, 0, 0
     longest = min(len(context), BACK, limits.depth)
-    for order in range(len(at.ORDERS) - 1, -1, -1):
-        low = at.ORDERS[order]
-        high = longest if order == len(at.ORDERS) - 1 else min(longest, at.ORDERS[order + 1] - 1)
+    for order in range(len(ORDERS) - 1, -1, -1):
+        low = ORDERS[order]
+        high = longest if order == len(ORDERS) - 1 else min(longest, ORDERS[order + 1] - 1)
         if widest(low, high, limits) <= best:
             continue
         count, compared = gather(pool, index, context, order, high, scratch)
@@ -293,9 +292,9 @@ def draft(
                 continue
             voting = 0
             for i in range(count):
-                scratch.slots[voting] = scratch.found[i]
+                scratch.voters[voting] = scratch.found[i]
                 voting += scratch.lens[i] >= match
-            length, score, compared = vote(pool, voting, limit, limits.least, scratch)
+            length, score, compared = vote(pool, index, voting, limit, limits.least, scratch)
             work += compared
             if score > best:
                 best, drafted, match_len = score, length, match

@@ -33,8 +33,9 @@ FEWEST: Final = 12
 """Fewest pairs for an interval: it rests on a central limit."""
 FEWEST_AT_END: Final = 8
 """Fewest pairs for an interval that is read once, and not widened for earlier looks."""
-TIGHTEST: Final = 100
-"""Pairs at which the confidence sequence is tightest."""
+TIGHTEST: Final = 24
+"""Pairs at which the confidence sequence is tightest: decisions fall at 12 to 60, and at 24 it is
+an eighth narrower than one that is tightest at 100. At 128 it is wider by a twentieth."""
 Floats = NDArray[np.float64]
 
 LEAST: Final = 1e-9
@@ -96,6 +97,24 @@ def effect(mine: ArrayLike, other: ArrayLike, at_end: bool = False) -> Effect:
     width = _half_width_at_end(n, fitted) if at_end else _half_width(n, fitted)
     half = float(residuals.std(ddof=1 + fitted)) * width
     return Effect(_exp(log), _exp(log - half), _exp(log + half), n)
+
+
+def gain_effect(gains: ArrayLike, steps: ArrayLike) -> Effect:
+    """Relative gain in rate by counterfactual outcomes, as a ratio.
+
+    Args:
+        gains: float [n], plain steps that one policy's choices save over another's, a cluster each.
+        steps: float [n], plain steps that the other's choices take.
+    """
+    x, t = (np.asarray(column, np.float64) for column in (gains, steps))
+    n, mean = len(x), float(t.mean()) if len(t) else 0.0
+    if not mean > 0.0:
+        return UNKNOWN
+    gain = float(x.mean()) / mean
+    if n < FEWEST:
+        return Effect(1.0 + gain, 0.0, math.inf, n)
+    half = float((x - gain * t).std(ddof=1)) / mean * _half_width(n)
+    return Effect(1.0 + gain, 1.0 + gain - half, 1.0 + gain + half, n)
 
 
 def _explained(influence: Floats, a: Floats, b: Floats) -> tuple[Floats, int]:

@@ -21,13 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy
-from decoder.experiment.block import (
-    WARMUP_TOKENS,
-    WINDOW_TOKENS,
-    BlockTotals,
-    StepOutcome,
-    Totals,
-)
+from decoder.experiment.block import WARMUP_TOKENS, WINDOW_TOKENS, BlockTotals, StepOutcome, Totals
 from decoder.experiment.variants import OUTSIDE, STOCK, Variant
 
 MAX_PENDING_ROUNDS: Final = 256
@@ -173,19 +167,12 @@ class Interleaver:
         """Variants that may take part, each with the share of steps that a trial gives it."""
         champion, trial = self._serving
         assert champion is not None, "called before a step"
-        eligible = {}
-        for name in self._names:
-            variant = STOCK.get(name) or Variant(FIRST, self._policies.get(FIRST, self._first))
-            eligible[name] = variant, 0.0
+        first = self._policies.get(FIRST, self._first)
+        eligible = {name: (STOCK.get(name) or Variant(FIRST, first), 0.0) for name in self._names}
         if trial is not None and trial.share > 0.0:
             eligible[TRIAL] = Variant(TRIAL, trial), trial.share
-            first = self._policies.get(FIRST, self._first)
-            enabled = self._disabled.get(TRIAL) is not trial
-            if (
-                enabled
-                and self._anchored
-                and (FIRST in eligible or champion.digest != first.digest)
-            ):
+            differs = FIRST in eligible or champion.digest != first.digest
+            if self._anchored and differs and self._disabled.get(TRIAL) is not trial:
                 eligible[FIRST] = Variant(FIRST, first), trial.share
         return {n: v for n, v in eligible.items() if self._disabled.get(n) is not v[0].policy}
 
@@ -246,12 +233,12 @@ class Interleaver:
         full = self.number - self._cluster >= MAX_CLUSTER_ROUNDS
         if full or sessions.isdisjoint(self._cluster_sessions):
             self._cluster, self._cluster_sessions = self.number, sessions
-        finished = FinishedRound(self.number, time.time(), tuple(self._finished), self._cluster)
-        self.rounds_made += 1
         if len(self.rounds) < MAX_PENDING_ROUNDS:
-            self.rounds.append(finished)
+            blocks = tuple(self._finished)
+            self.rounds.append(FinishedRound(self.number, time.time(), blocks, self._cluster))
         else:
             self.rounds_dropped += 1
+        self.rounds_made += 1
         for block in self._finished:
             self._totals.setdefault(block.variant.name, Totals()).add_block(block)
         self._finished = []

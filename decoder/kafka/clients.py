@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, LeaderNotAvailableError, UnknownTopicOrPartitionError
+from kafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    LeaderNotAvailableError,
+    NodeNotReadyError,
+    UnknownTopicOrPartitionError,
+)
 from kafka.net.compat import KafkaNetClient
 
 from decoder.contracts.settings import KafkaSettings
@@ -19,6 +27,10 @@ from decoder.limited_log import LimitedLog
 
 AWAY: Final[tuple[type[Exception], ...]] = (KafkaError, OSError)
 """Errors that a client raises while its broker is unreachable, or refuses."""
+LOST: Final[tuple[type[Exception], ...]] = (
+    KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, OSError,
+)  # fmt: skip
+"""Those of a connection that failed or was lost. The senders and readers of events log them."""
 CONNECT_MS: Final = 2_000
 ONE_AT_A_TIME: Final = {
     "enable_idempotence": False,
@@ -33,7 +45,7 @@ BRIEF: Final = {
     "delivery_timeout_ms": 5_000,
     "request_timeout_ms": 3_000,
 }
-"""Timeouts of a producer whose records are dispensable."""
+"""Timeouts of a producer of records that may be lost."""
 ANSWER_MS: Final = 20
 """Poll timeout. A reader that received nothing waits outside the client: where a broker answers an
 empty fetch at once instead of holding it, the client fetches again at once, and in a worker that
@@ -45,13 +57,14 @@ kafka-python (3.0.12) needs several calls for either."""
 METADATA_MS: Final = 30_000
 """Maximal age of a client's list of partitions. With Kafka's default of 300,000 ms, a reader misses
 the records of an added partition for five minutes."""
-PASSING_S: Final = 0.5
+SKIPPING_S: Final = 0.5
 """Longest time in which unreadable batches are skipped before :func:`fetch` returns."""
 CLOSE_S: Final = 2.0
 """Timeout of a producer's close, for records that are not acknowledged yet."""
-LISTENS_S: Final = 5.0
+ADDRESS_TIMEOUT_S: Final = 5.0
 """Connection timeout of each address."""
 
+log = logging.getLogger(__name__)
 _limited_log: Final = LimitedLog()
 
 
@@ -102,7 +115,7 @@ def open_producer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
 
 
 def open_brief_producer(kafka: KafkaSettings, purpose: str) -> Any:
-    """A producer for dispensable records: it gives up soon and never sends twice."""
+    """A producer of records that may be lost: it gives up soon and never sends twice."""
     return open_producer(kafka, purpose, acks=1, enable_idempotence=False, **BRIEF)
 
 
@@ -127,7 +140,7 @@ def _open(kind: Any, kafka: KafkaSettings, purpose: str, options: dict[str, Any]
     try:
         return kind(
             **kafka.client_options(),
-            **({"sasl_oauth_token_provider": Tokens(kafka)} if kafka.asks_tokens else {}),
+            **({"sasl_oauth_token_provider": Tokens(kafka)} if kafka.needs_tokens else {}),
             client_id=f"hvd-{purpose}",
             kafka_client=connect,
             **{"metadata_max_age_ms": METADATA_MS} | options,
@@ -150,14 +163,17 @@ def close(client: Any) -> None:
             client.close()
 
 
-def places_of(consumer: Any, topic: str) -> list[TopicPartition]:
+def partitions_of(consumer: Any, topic: str) -> list[TopicPartition]:
     """The partitions of ``topic``.
 
     Raises:
         UnknownTopicOrPartitionError: it does not exist (yet).
         KafkaError, OSError: the broker is unreachable.
     """
-    partitions = consumer.partitions_for_topic(topic)
+    return _in_order(topic, consumer.partitions_for_topic(topic))
+
+
+def _in_order(topic: str, partitions: Collection[int] | None) -> list[TopicPartition]:
     if not partitions:
         raise UnknownTopicOrPartitionError(topic)
     return [TopicPartition(topic, partition) for partition in sorted(partitions)]
@@ -171,10 +187,7 @@ def layout_of(consumer: Any, topic: str) -> tuple[Any, list[TopicPartition]]:
         UnknownTopicOrPartitionError: it was deleted.
     """
     # consumer.partitions_for_topic would ask for a deleted topic, without a timeout
-    partitions = consumer._cluster.partitions_for_topic(topic)
-    if not partitions:
-        raise UnknownTopicOrPartitionError(topic)
-    places = [TopicPartition(topic, partition) for partition in sorted(partitions)]
+    places = _in_order(topic, consumer._cluster.partitions_for_topic(topic))
     return consumer._cluster.topic_id(topic), places
 
 
@@ -219,10 +232,25 @@ def fetch(
                 batch, batch.__cause__,
             )  # fmt: skip
             passed(batch)
-            if time.monotonic() - began > PASSING_S:
+            if time.monotonic() - began > SKIPPING_S:
                 return []
             answer_ms = max(answer_ms, ANSWER_MS)  # for the fetch that begins now
     return [record for records in polled.values() for record in records]
+
+
+def log_error(limited_log: LimitedLog, topic: str, what: str, error: BaseException) -> None:
+    """Log, once a minute, that ``topic`` cannot be ``what`` ("read", "written to"). Never raises.
+
+    Lost connections are logged at DEBUG only.
+    """
+    if isinstance(error, LOST):
+        log.debug("topic %s cannot be %s: %r", topic, what, error)
+    else:
+        limited_log.warning(
+            f"topic {topic} cannot be {what}: %s. Check that it exists, and that this process is "
+            "allowed to.",
+            repr(error),
+        )
 
 
 def listens(kafka: KafkaSettings) -> bool:
@@ -231,7 +259,9 @@ def listens(kafka: KafkaSettings) -> bool:
     for address in kafka.bootstrap_servers.split(","):
         host, _, port = address.strip().rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=LISTENS_S).close()
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=ADDRESS_TIMEOUT_S
+            ).close()
         except (OSError, ValueError):
             continue
         return True

@@ -22,9 +22,9 @@ from kafka.errors import CorruptRecordError, NoError, UnsupportedCodecError
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import calc_crc32c, decode_varint
 
-MOST_BYTES: Final = 16 << 20
+MAX_BYTES: Final = 16 << 20
 """Most bytes of a decompressed batch: several times what clients gather, but no bomb."""
-MOST_HEADERS: Final = 1_000
+MAX_HEADERS: Final = 1_000
 """Most headers of a record; valid ones have five at most."""
 LATEST_MS: Final = 2**36 * 1_000
 """Latest timestamp, in the year 4147; the earliest is 0. Others are clamped: clients write
@@ -155,31 +155,31 @@ def unpacked(codec: int, data: bytes) -> bytes:
     """``data``, decompressed.
 
     Raises:
-        Exception: it is damaged, holds more than ``MOST_BYTES``, or ``codec`` is unknown.
+        Exception: it is damaged, holds more than ``MAX_BYTES``, or ``codec`` is unknown.
     """
-    most = MOST_BYTES + 1
+    limit = MAX_BYTES + 1
     if codec == DefaultRecordBatch.CODEC_NONE:
         return data
     if codec == DefaultRecordBatch.CODEC_GZIP:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            content = file.read(most)
+            content = file.read(limit)
     elif codec == DefaultRecordBatch.CODEC_SNAPPY:
         content = b"".join(_snappy_blocks(data))
     elif codec == DefaultRecordBatch.CODEC_LZ4:
-        content = lz4.frame.LZ4FrameDecompressor().decompress(data, most)
+        content = lz4.frame.LZ4FrameDecompressor().decompress(data, limit)
     elif codec == DefaultRecordBatch.CODEC_ZSTD:
         with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
-            content = reader.read(most)
+            content = reader.read(limit)
     else:
         raise UnsupportedCodecError(f"compression {codec}")
-    if len(content) >= most:
-        raise CorruptRecordError(f"more than {MOST_BYTES} bytes decompressed")
+    if len(content) >= limit:
+        raise CorruptRecordError(f"more than {MAX_BYTES} bytes decompressed")
     return content
 
 
 def _snappy_blocks(data: bytes) -> Iterator[bytes]:
     """The decompressed blocks of Java's framing, or the single block without framing."""
-    left, at = MOST_BYTES, _XERIAL_HEADER
+    left, at = MAX_BYTES, _XERIAL_HEADER
     framed = data.startswith(_XERIAL)
     while at < len(data) if framed else at == _XERIAL_HEADER:
         block = data
@@ -190,7 +190,7 @@ def _snappy_blocks(data: bytes) -> Iterator[bytes]:
         declared = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(_length_varint(block)))
         left -= declared
         if left < 0:
-            raise CorruptRecordError(f"more than {MOST_BYTES} bytes decompressed")
+            raise CorruptRecordError(f"more than {MAX_BYTES} bytes decompressed")
         yield snappy.uncompress(block)
         at += len(block)
 
@@ -232,7 +232,7 @@ def _parsed(data: bytes, count: int) -> Iterator[tuple[Any, ...]]:
         begin = at
         at += 1  # attributes, unused by Kafka
         late, delta, key, value, headers = varint(), varint(), field(), field(), varint()
-        if not 0 <= headers <= MOST_HEADERS:
+        if not 0 <= headers <= MAX_HEADERS:
             raise CorruptRecordError(f"{headers} headers")
         pairs = [((field() or b"").decode(), field()) for _ in range(headers)]
         if at - begin != size:

@@ -14,26 +14,26 @@ from decoder.kafka.clients import (
     close,
     fetch,
     layout_of,
+    log_error,
     offsets,
     open_consumer,
-    places_of,
+    partitions_of,
 )
-from decoder.kafka.faults import tell
 from decoder.limited_log import LimitedLog
 
 REQUEST_MS: Final = 5_000
 REVIEW_SECONDS: Final = 30.0
 """Interval of checks of which offsets the topic still holds."""
-MOST_SECONDS: Final = 1.0
+MAX_OVERRUN_S: Final = 1.0
 """Longest overrun of a call's time where records arrive without end: the caller has other work, or
 must stop."""
 
 
 class Compacted:
-    """Calls ``take`` with every record of ``topic``, in order within a partition. Partitions added
-    meanwhile are read from their beginning.
+    """Calls ``receive`` with every record of ``topic``, in order within a partition. New partitions
+    are read from their beginning.
 
-    ``lies`` is called from time to time with the range of offsets that a partition may still hold;
+    ``retained`` is called from time to time with the range of offsets a partition may still hold;
     an empty one for a partition that was recreated or deleted. ``last`` limits the number of
     existing records read, and of records read in one call: more are skipped, but for the newest.
     """
@@ -42,13 +42,13 @@ class Compacted:
         self,
         kafka: KafkaSettings,
         topic: Topic,
-        take: Callable[[Any], None],
-        lies: Callable[[int, range], None] = lambda partition, offsets: None,
+        receive: Callable[[Any], None],
+        retained: Callable[[int, range], None] = lambda partition, offsets: None,
         answer_ms: int = ANSWER_MS,
         last: int | None = None,
     ) -> None:
         self._last = last
-        self._kafka, self._topic, self._take, self._lies = kafka, topic, take, lies
+        self._kafka, self._topic, self._receive, self._retained = kafka, topic, receive, retained
         self._answer_ms = answer_ms
         self._consumer: Any = None
         self._topic_id: Any = None
@@ -71,27 +71,27 @@ class Compacted:
             self._connect()
             if seconds:
                 self._ends = self._ask(self._consumer.end_offsets)
-            deadline, taken = time.monotonic() + seconds, 0
+            deadline, received = time.monotonic() + seconds, 0
             self._skip()
             while True:
                 records = fetch(self._consumer, self._answer_ms)
-                taken += len(records)
+                received += len(records)
                 for record in records:
-                    self._take(record)
+                    self._receive(record)
                 # the client may have no position yet
                 at = {place: self._consumer.position(place) or 0 for place in self._ends}
                 done = all(at[place] >= end for place, end in self._ends.items())
                 if done:
                     self._ends = {}  # reached once; a recreated topic has other ends
                 late = time.monotonic() - deadline
-                full = late >= MOST_SECONDS or (self._last is not None and taken >= self._last)
+                full = late >= MAX_OVERRUN_S or (self._last is not None and received >= self._last)
                 newest = done and bool(seconds) and self._last is not None  # it needs no more
                 if full or newest or (not records and (done or late >= 0.0)):
                     return done
         except BaseException as error:
             self.close()
             if isinstance(error, AWAY):
-                tell(self._limited_log, self._topic.name, "read", error)
+                log_error(self._limited_log, self._topic.name, "read", error)
             raise
 
     def close(self) -> None:
@@ -105,13 +105,13 @@ class Compacted:
             self._consumer = open_consumer(
                 self._kafka, f"reader-of-{self._topic.name}", request_timeout_ms=REQUEST_MS
             )
-            places_of(self._consumer, self._topic.name)
+            partitions_of(self._consumer, self._topic.name)
         topic_id, places = layout_of(self._consumer, self._topic.name)
         if opens or (topic_id, places) != (self._topic_id, self._places):
             same = topic_id == self._topic_id
             remaining = set(self._places).intersection(places) if same else set[Any]()
             for removed in set(self._places) - remaining:
-                self._lies(removed.partition, range(0))
+                self._retained(removed.partition, range(0))
             self._topic_id, self._places = topic_id, places
             self._assign(set() if opens else remaining)
         elif time.monotonic() >= self._review_at:
@@ -154,7 +154,7 @@ class Compacted:
         for place, first in begins.items():
             recreated = ends[place] < (self._consumer.position(place) or 0)
             existing = range(0) if recreated else range(first, ends[place])
-            self._lies(place.partition, existing)
+            self._retained(place.partition, existing)
             if recreated:
                 self._ends.pop(place, None)
                 self._consumer.seek_to_beginning(place)

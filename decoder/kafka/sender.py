@@ -37,7 +37,7 @@ def options_of(kafka: KafkaSettings) -> dict[str, Any]:
 def open_sender(
     kafka: KafkaSettings,
     purpose: str,
-    troubled: Callable[[KafkaError], None],
+    on_error: Callable[[KafkaError], None],
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Producer:
     """A producer with acks=all that retries without a time limit.
@@ -47,7 +47,7 @@ def open_sender(
     final for one record can stop it for all.
 
     Args:
-        troubled: called while polling, with errors of connections.
+        on_error: called while polling, with errors of connections.
         options: of librdkafka; they replace the defaults here.
 
     Raises:
@@ -67,11 +67,11 @@ def open_sender(
         "linger.ms": 0,  # records are batches already
         "compression.type": "zstd",
         "log.connection.close": False,
-        "log_level": 2,  # ``troubled`` reports errors
-        "error_cb": troubled,
+        "log_level": 2,  # ``on_error`` reports errors
+        "error_cb": on_error,
     }
-    if kafka.asks_tokens:
+    if kafka.needs_tokens:
         tokens = Tokens(kafka)
         tokens.token()  # raises where there is none; the client would wait without a message
-        defaults["oauth_cb"] = tokens.told
+        defaults["oauth_cb"] = tokens.expiring_token
     return Producer({**options_of(kafka), **defaults, **options})

@@ -46,7 +46,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
                 self._fetch()
             return self._cached
 
-    def told(self, settings: str) -> tuple[str, float]:
+    def expiring_token(self, settings: str) -> tuple[str, float]:
         """librdkafka's callback: a token and its expiry, in seconds since the epoch. It keeps the
         token for many connections. ``settings`` is unused.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -67,7 +67,7 @@ def estimate(policy: Policy, features: FloatArray) -> Estimate:
     return Estimate(np.minimum(np.maximum(raw, 0.0), lengths), draft_lens)
 
 
-def estimate_alike(policies: Sequence[Policy], features: FloatArray) -> Estimate:
+def estimate_each(policies: Sequence[Policy], features: FloatArray) -> Estimate:
     """:func:`estimate` for ``survival`` policies: ``expected`` [p, n], ``curves`` [p, n, w]."""
     draft_lens = features[:, _DRAFT_LEN].astype(np.int32)
     logits = np.concatenate([network(policy, features) for policy in policies])
@@ -94,43 +94,22 @@ def decide_each(
     batch: NDArray[np.integer],
     rate: ArrayLike,
 ) -> Choice:
-    """Arm and draft length of n rows, each from a step of its own.
+    """Arm and draft length of n rows, each from a step of its own, whose requests are all alike.
 
     ``batch`` [n] is the step's batch size. ``rate``, one or [n], is in tokens a request commits per
     plain step. ``model`` [n] is the expected accepted length of a model draft. With ``estimated``
-    from :func:`estimate_alike` the result is [policies, n].
+    from :func:`estimate_each` the result is [policies, n].
     """
-    k = situation.model_len if policy.use_model else 0
+    k, costs = situation.model_len if policy.use_model else 0, situation.costs
     if policy.kind != "survival":
         use_cache = (estimated.expected >= policy.threshold) & (estimated.lengths > 0)
         arms = np.where(use_cache, CACHE, MODEL if k else NONE).astype(np.int8)
         return Choice(arms, np.where(use_cache, estimated.lengths, k).astype(np.int32))
     assert estimated.curves is not None
-    return choose_each(estimated.curves, model, batch, rate, replace(situation, model_len=k))
-
-
-def choose_each(
-    curves: FloatArray,
-    model: FloatArray,
-    batch: NDArray[np.integer],
-    rate: ArrayLike,
-    situation: Situation,
-) -> Choice:
-    """The best choice for each of n independent rows, for one policy or several.
-
-    Args:
-        curves: float32 [..., n, w] of :func:`survival`.
-        model: float32 [n], expected accepted length of the model draft.
-        batch: integers [n], batch size of the row's step; all its requests are like this one.
-        rate: tokens a request commits per plain step, one or [n].
-    """
-    shape, costs = curves.shape[:-1], situation.costs
-
+    *shape, width = estimated.curves.shape
     rows = np.empty(math.prod(shape), ALONE)
     for name, values in (("model", model), ("batch_size", batch), ("rate", rate)):
         rows[name] = np.broadcast_to(np.asarray(values), shape).reshape(-1)
-    arms, lengths = choose_rows(
-        np.require(curves.reshape(len(rows), curves.shape[-1]), np.float32, _PLAIN), rows,
-        situation.model_len, costs.dense, costs.prices,
-    )  # fmt: skip
+    curves = np.require(estimated.curves.reshape(len(rows), width), np.float32, _PLAIN)
+    arms, lengths = choose_rows(curves, rows, k, costs.dense, costs.prices)
     return Choice(arms.reshape(shape), lengths.reshape(shape))

@@ -8,6 +8,7 @@ records of a life go to one partition, so they are read in order.
 
 from __future__ import annotations
 
+import logging
 import time
 import zlib
 from collections import deque
@@ -29,20 +30,22 @@ from decoder.telemetry.ring import BEAT, HEAD, Ring
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
+log = logging.getLogger(__name__)
+
 BATCH: Final = 256
 """Most events of a record: larger records amortise nothing more."""
-REACH: Final = 16 * BATCH
+MAX_SCAN: Final = 16 * BATCH
 """Most rows scanned for one record, since head sampling may drop most of them."""
 POLL_S: Final = 0.05
 """Longest wait for an acknowledgement before the parent's messages are read."""
 RETRY_S: Final = 1.0
 METADATA_S: Final = 2.0
-ROUNDS: Final = 256
+MAX_ROUNDS: Final = 256
 """Most rounds of trials in flight."""
 
 TOO_LARGE: Final = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
 """Broker errors that a smaller record may avoid."""
-PASSING: Final = ("UNKNOWN_TOPIC_OR_PART", "SASL_AUTHENTICATION_FAILED")
+RETRIABLE: Final = ("UNKNOWN_TOPIC_OR_PART", "SASL_AUTHENTICATION_FAILED")
 """Broker errors that librdkafka does not retry and that an operator can correct."""
 
 
@@ -62,8 +65,8 @@ class Exporter:
         self._seen = self.progress.end
         self._drawn = self.progress.end  # rows before this one are sampled
         # Sampled rows among those in flight. An exporter that died may have sent them.
-        self._kept = np.arange(self.progress.end - self.progress.settled)
-        self._flying, self._in_doubt = False, len(self._kept) > 0
+        self._sampled = np.arange(self.progress.end - self.progress.settled)
+        self._flying, self._in_doubt = False, len(self._sampled) > 0
         self._producer: Any = None
         self._retry_at = 0.0
         self._status, self._status_flying = b"", False
@@ -83,11 +86,11 @@ class Exporter:
         pending = self._status or self._status_flying or self._rounds or self._rounds_flying
         return not pending and not len(self._ring)
 
-    def take(self, kind: bytes, line: bytes) -> None:
+    def enqueue(self, kind: bytes, line: bytes) -> None:
         """Queue a status, which replaces one not sent yet, or a round of a trial."""
         if kind == b"S":
             self._status = line
-        elif kind == b"R" and len(self._rounds) + self._rounds_flying < ROUNDS:
+        elif kind == b"R" and len(self._rounds) + self._rounds_flying < MAX_ROUNDS:
             self._rounds.append(line)
         elif kind == b"R":
             self.progress.rounds_dropped += 1
@@ -100,7 +103,7 @@ class Exporter:
                 self._connect()
                 if not self._flying:
                     self._send()
-                self._send_beside()
+                self._send_reports()
             if self._producer is not None:
                 self._producer.poll(POLL_S if self._flying else 0.0)
         except Exception as error:  # noqa: BLE001 -- the next turn tries again
@@ -109,11 +112,14 @@ class Exporter:
     def close(self) -> None:
         """Count events that are not settled as failed, or in doubt where they may be sent."""
         progress = self.progress
-        progress.in_doubt += len(self._kept) if self._in_doubt else 0
+        progress.in_doubt += len(self._sampled) if self._in_doubt else 0
         progress.failed += int(self._ring.control[HEAD]) - progress.settled
         progress.end = progress.settled
         progress.rounds_dropped += len(self._rounds) + self._rounds_flying
         self._ring.write_progress(progress)
+        if progress.failed or progress.in_doubt:
+            log.error("%d draft events were not sent to Kafka before the worker closed, "
+                      "%d may not have been", progress.failed, progress.in_doubt)  # fmt: skip
 
     # --- records
 
@@ -123,12 +129,12 @@ class Exporter:
         if progress.end == progress.settled and not self._begin():
             return
         rows = ring.slice(progress.settled, progress.end)
-        self._kept = np.flatnonzero(rows["share"] > 0)
-        if not len(self._kept):
+        self._sampled = np.flatnonzero(rows["share"] > 0)
+        if not len(self._sampled):
             self._settle()
             return
         try:
-            batch = ring.batch(rows[self._kept], self._origin, progress.sequence)
+            batch = ring.batch(rows[self._sampled], self._origin, progress.sequence)
             value = encode_batch(batch)
         except EventRefused as error:
             if not self._halve():
@@ -141,24 +147,24 @@ class Exporter:
     def _begin(self) -> bool:
         """Sample the next rows, and publish which the next record has; False for none."""
         progress, ring, first = self.progress, self._ring, self.progress.settled
-        end, self._seen = min(self._seen, first + REACH), int(ring.control[HEAD])
+        end, self._seen = min(self._seen, first + MAX_SCAN), int(ring.control[HEAD])
         if end == first:
             return False
         if self._sampler.per_second and end > self._drawn:
-            indices = ring.places(max(first, self._drawn), end)
+            indices = ring.indices(max(first, self._drawn), end)
             shares = self._sampler.shares(ring.rows["request"][indices].tolist())
             ring.rows["share"][indices], self._drawn = shares, end
-        kept = np.flatnonzero(ring.rows["share"][ring.places(first, end)] > 0)
+        kept = np.flatnonzero(ring.rows["share"][ring.indices(first, end)] > 0)
         progress.end = first + int(kept[progress.limit]) if len(kept) > progress.limit else end
         ring.write_progress(progress)
         return True
 
     def _halve(self) -> bool:
         """Leave half of the record's events to a later one; False for a single event."""
-        half = (len(self._kept) + 1) // 2
-        if half == len(self._kept):
+        half = (len(self._sampled) + 1) // 2
+        if half == len(self._sampled):
             return False
-        self.progress.end = self.progress.settled + int(self._kept[half])
+        self.progress.end = self.progress.settled + int(self._sampled[half])
         self._ring.write_progress(self.progress)
         return True
 
@@ -166,13 +172,13 @@ class Exporter:
         """Process the delivery report of the record in flight; some errors send it again."""
         progress, self._flying = self.progress, False
         name = error.name() if error is not None else ""
-        if error is not None and (error.code() < 0 or name in PASSING):
+        if error is not None and (error.code() < 0 or name in RETRIABLE):
             if name == "_UNKNOWN_PARTITION":
                 progress.partition = -1  # the topic was recreated: ask for its partitions again
             self._fail(error)
             return
         if name in TOO_LARGE and self._halve():
-            progress.limit, self._in_doubt = (len(self._kept) + 1) // 2, False
+            progress.limit, self._in_doubt = (len(self._sampled) + 1) // 2, False
             return
         if error is not None:
             self._limited_log.warning("draft events were refused for good: %s", error)
@@ -181,7 +187,7 @@ class Exporter:
 
     def _settle(self, refused: str = "") -> None:
         """Count the rows in flight as sent, or as refused for that reason, and free them."""
-        progress, events = self.progress, len(self._kept)
+        progress, events = self.progress, len(self._sampled)
         sampled_out = progress.end - progress.settled - events
         if refused:
             progress.refused[refused] = progress.refused.get(refused, 0) + events
@@ -209,7 +215,7 @@ class Exporter:
             return False
         return True
 
-    def _send_beside(self) -> None:
+    def _send_reports(self) -> None:
         """Send status and rounds; draft events never wait for them."""
         if self._status and not self._status_flying:
             status, self._status = self._status, b""
@@ -235,7 +241,7 @@ class Exporter:
         from confluent_kafka import KafkaException
 
         if self._producer is None:
-            self._producer = open_sender(self._kafka, "telemetry", self._complain)
+            self._producer = open_sender(self._kafka, "telemetry", self._on_error)
         if self.progress.partition < 0:
             metadata = self._producer.list_topics(DRAFTS.name, timeout=METADATA_S)
             topic = metadata.topics[DRAFTS.name]
@@ -247,9 +253,9 @@ class Exporter:
 
     def _fail(self, error: object) -> None:
         self._retry_at = time.monotonic() + RETRY_S
-        self._complain(error)
+        self._on_error(error)
 
-    def _complain(self, error: object) -> None:
+    def _on_error(self, error: object) -> None:
         self._limited_log.warning(
             "Kafka at %s does not accept this worker's telemetry (%s): serving goes on, events "
             "wait. Start the broker or set HVD_KAFKA_BOOTSTRAP_SERVERS.",

@@ -13,12 +13,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-LOOK_S: Final = 5.0
+ADJUST_S: Final = 5.0
 """Interval between adjustments, long since requests keep the decision made at their start."""
-SLACK: Final = 4.0
+RECOVERY_FACTOR: Final = 4.0
 """The probability is doubled only below a quarter of the limit, or it would oscillate."""
-MOST_HALVINGS: Final = 20
-REQUESTS: Final = 65_536
+MAX_HALVINGS: Final = 20
+MAX_REQUESTS: Final = 65_536
 """Most requests remembered, by latest event."""
 
 
@@ -36,11 +36,11 @@ class HeadSampler:
         shares = [self._share(request) for request in requests]
         self._kept += sum(map(bool, shares))
         now = self._clock()
-        if now - self._since >= LOOK_S:
+        if now - self._since >= ADJUST_S:
             rate, self._kept, self._since = self._kept / (now - self._since), 0, now
             if rate > self.per_second:
-                self.halvings = min(self.halvings + 1, MOST_HALVINGS)
-            elif self.halvings and rate * SLACK < self.per_second:
+                self.halvings = min(self.halvings + 1, MAX_HALVINGS)
+            elif self.halvings and rate * RECOVERY_FACTOR < self.per_second:
                 self.halvings -= 1
         return shares
 
@@ -51,6 +51,6 @@ class HeadSampler:
             if zlib.crc32(request) >= share * 2.0**32:
                 share = 0.0
         self._requests[request] = share
-        if len(self._requests) > REQUESTS:
+        if len(self._requests) > MAX_REQUESTS:
             self._requests.popitem(last=False)
         return share

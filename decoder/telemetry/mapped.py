@@ -18,12 +18,12 @@ from prometheus_client import mmap_dict, values
 from decoder.limited_log import LimitedLog
 
 FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
-FIRST: Final = 1 << 16
+INITIAL_BYTES: Final = 1 << 16
 """Initial size of a client's file in bytes; the client doubles it."""
-ENTRY: Final = 32
+ENTRY_BYTES: Final = 32
 """Most bytes of an entry, without its key."""
 
-MOST: Final = 1 << 26
+MEMORY_BYTES: Final = 1 << 26
 """Bytes of a map in memory, allocated as they are written."""
 
 _LIMITED_LOG: Final = LimitedLog()
@@ -51,7 +51,7 @@ class Mapped(mmap_dict.MmapedDict):
 
     def __init__(self, filename: str, read_mode: bool = False) -> None:
         self._path = Path(filename)
-        self._in_memory = not _reserve(self._path, FIRST)
+        self._in_memory = not _reserve(self._path, INITIAL_BYTES)
         if not self._in_memory:
             super().__init__(filename, read_mode)  # type: ignore[no-untyped-call]
             return
@@ -60,7 +60,7 @@ class Mapped(mmap_dict.MmapedDict):
 
     def _init_value(self, key: str) -> None:
         size = self._capacity
-        while self._used + len(key.encode()) + ENTRY > size:
+        while self._used + len(key.encode()) + ENTRY_BYTES > size:
             size *= 2
         if not self._in_memory and size > self._capacity and not _reserve(self._path, size):
             self._in_memory = True
@@ -68,7 +68,7 @@ class Mapped(mmap_dict.MmapedDict):
         super()._init_value(key)  # type: ignore[no-untyped-call]
 
     def _move_to_memory(self, content: bytes) -> None:
-        self._m, self._capacity = mmap.mmap(-1, MOST), MOST
+        self._m, self._capacity = mmap.mmap(-1, MEMORY_BYTES), MEMORY_BYTES
         self._m[: len(content)] = content
 
 

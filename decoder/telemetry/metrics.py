@@ -23,55 +23,30 @@ EVERY_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 1.0
 FALLBACKS: Final = ("none", "cache", "model")
 
-COUNTS: Final = {
-    "requests_started": "Requests begun.",
-    "requests_stopped": "Requests ended.",
-    "tokens": "Tokens committed.",
-    "drafts_labelled": "Cache drafts whose accepted length became known.",
-    "events_made": "Draft events made, one a cycle.",
-    "events_sent": "Draft events acknowledged by the broker.",
-    "events_dropped": "Draft events that the worker dropped.",
-    "events_failed": "Draft events left when the worker closed.",
-    "events_in_doubt": "Draft events sent and never acknowledged.",
-    "carrier_deaths": "Deaths of the process that carries events to the broker.",
-    "fallbacks": "Times the no-regret floor replaced the policy by a fixed arm.",
-    "probes": "Steps decided only to measure the model drafter, or a step without drafts.",
-    "asleep": "Steps without a search for drafts, since none pays (paused).",
-    "undrafted": "Model drafts chosen but not made.",
-    "cache_evicted": "Pages of earlier outputs evicted from the suffix caches.",
-    "cache_shed": "Pages of their own text that running requests lost, for want of memory.",
-    "swaps": "Policies applied.",
-    "faults": "Steps in which hybrid decoding failed and the worker decoded plainly.",
-}
+COUNTS: Final = (
+    "requests_started", "requests_stopped", "tokens", "drafts_labelled", "events_made",
+    "events_sent", "events_dropped", "events_failed", "events_in_doubt", "carrier_deaths",
+    "fallbacks", "probes", "asleep", "undrafted", "cache_evicted", "cache_shed", "swaps", "faults",
+)  # fmt: skip
 COUNTS_BY: Final = {
-    "cycles": ("arm", "Decoding cycles."),
-    "drafted": ("arm", "Draft tokens verified."),
-    "accepted": ("arm", "Draft tokens accepted."),
-    "drops": ("reason", "Draft events that the worker dropped, by reason."),
-    "events_refused": ("reason", "Draft events that the broker refused for good."),
-    "refusals": ("reason", "Policy bundles refused."),
-    "left_out": ("reason", "Requests excluded from drafting."),
-    "ignored": ("reason", "Policy bundles skipped: older, far too new, or of an unknown role."),
-}
-LEVELS: Final = {
-    "policy_version": "Version of the serving policy.",
-    "publication": "Number of its publication; 0: shipped with the worker.",
-    "threshold": "Decision parameter of a threshold policy.",
-    "rate": "Decision parameter of a survival policy, tokens a plain step.",
-    "advantage": "Time of the best fixed arm over the policy's, recently; above 1 is ahead.",
-    "queue_depth": "Draft events waiting, those in flight included.",
-    "choose_us_p50": "Microseconds to propose, predict and decide for one step, median.",
-    "own_us_p50": "Microseconds of all work of the router and its adapter in a step, median.",
-    "exposed_us_p50": "Microseconds of that work that the engine waits for, median.",
-    "cache_bytes": "Bytes of the suffix caches, at most.",
-    "draft_us": "Microseconds the model drafter adds to a step.",
-    "policy_applied_at": "When the serving policy was applied, seconds since the epoch.",
-    "swap_ms_max": "Longest time from a bundle received to that bundle serving, milliseconds.",
-}
+    "cycles": "arm", "drafted": "arm", "accepted": "arm", "drops": "reason",
+    "events_refused": "reason", "refusals": "reason", "left_out": "reason", "ignored": "reason",
+}  # fmt: skip
+"""Fields that hold counts by the value of a label."""
+LEVELS: Final = (
+    "policy_version", "publication", "threshold", "rate", "advantage", "queue_depth",
+    "choose_us_p50", "own_us_p50", "exposed_us_p50", "cache_bytes", "draft_us",
+    "policy_applied_at", "swap_ms_max",
+)  # fmt: skip
+
+
+def meaning_of(field: str) -> str:
+    """What a field of a worker's status means."""
+    return WorkerStatus.model_fields[field].description or ""
 
 
 @cache
-def _counter(name: str, meaning: str, label: str | None) -> Counter:
+def _counter(name: str, meaning: str, label: str | None = None) -> Counter:
     return Counter(f"hvd_{name}", meaning, ["worker", *([label] if label else [])])
 
 
@@ -84,17 +59,17 @@ def _gauge(name: str, meaning: str, label: str | None = None) -> Gauge:
 def publish(status: WorkerStatus, earlier: WorkerStatus | None) -> None:
     """Set the metrics to ``status``; counters grow by the difference to ``earlier``."""
     worker = status.process
-    for name, meaning in COUNTS.items():
+    for name in COUNTS:
         grown = getattr(status, name) - (getattr(earlier, name) if earlier else 0)
-        _counter(name, meaning, None).labels(worker).inc(max(grown, 0))
-    for name, (label, meaning) in COUNTS_BY.items():
+        _counter(name, meaning_of(name)).labels(worker).inc(max(grown, 0))
+    for name, label in COUNTS_BY.items():
         before: Mapping[str, int] = getattr(earlier, name) if earlier else {}
         for value, count in getattr(status, name).items():
-            _counter(name, meaning, label).labels(worker, value).inc(
+            _counter(name, meaning_of(name), label).labels(worker, value).inc(
                 max(count - before.get(value, 0), 0)
             )
-    for name, meaning in LEVELS.items():
-        _gauge(name, meaning).labels(worker).set(getattr(status, name))
+    for name in LEVELS:
+        _gauge(name, meaning_of(name)).labels(worker).set(getattr(status, name))
     _gauge("serving", "1 for the scope that the worker serves.", "scope").labels(
         worker, status.scope
     ).set(1)

@@ -29,12 +29,12 @@ from decoder.telemetry.delivery import DeliveryProgress
 
 _WIDTH: Final = ROW.itemsize
 
-WORDS, LETTERS = 256, 64
+MAX_STRINGS, STRING_BYTES = 256, 64
 BLOCK: Final = 1 << 20
 HEAD, SETTLED, FULL, UNREADABLE, BEAT, TURN = range(6)
 """Indices of ``control``: rows written and rows settled since the ring was made, events lost to a
 full ring or because no row could be made of them, turns of the exporter, and progress writes."""
-_WORDS_AT, _BLOCKS_AT = 4096, 4096 + WORDS * LETTERS
+_STRINGS_AT, _BLOCKS_AT = 4096, 4096 + MAX_STRINGS * STRING_BYTES
 _ROWS_AT: Final = _BLOCKS_AT + 2 * BLOCK
 
 
@@ -64,8 +64,8 @@ class Ring:
         if fd is None:
             os.ftruncate(self.fd, _ROWS_AT + size * _WIDTH)
         self._memory = mmap.mmap(self.fd, _ROWS_AT + size * _WIDTH)
-        self.control = np.frombuffer(self._memory, np.int64, _WORDS_AT // 8)
-        self._interned = np.frombuffer(self._memory, f"S{LETTERS}", WORDS, _WORDS_AT)
+        self.control = np.frombuffer(self._memory, np.int64, _STRINGS_AT // 8)
+        self._interned = np.frombuffer(self._memory, f"S{STRING_BYTES}", MAX_STRINGS, _STRINGS_AT)
         self.rows = np.frombuffer(self._memory, ROW, size, _ROWS_AT)
         self._codes: dict[str, int] = {"": 0}
 
@@ -74,7 +74,7 @@ class Ring:
 
     # --- writer
 
-    def word(self, text: str) -> int:
+    def intern(self, text: str) -> int:
         """The interned id of ``text`` in this ring.
 
         Raises:
@@ -83,7 +83,7 @@ class Ring:
         code = self._codes.get(text)
         if code is None:
             code, encoded = len(self._codes), text.encode()
-            if code == WORDS or len(encoded) > LETTERS:
+            if code == MAX_STRINGS or len(encoded) > STRING_BYTES:
                 raise ValueError(f"no room to intern {text!r}")
             self._interned[code] = encoded
             self._codes[text] = code
@@ -93,10 +93,10 @@ class Ring:
 
     def slice(self, first: int, end: int) -> NDArray[Any]:
         """A copy of rows ``first`` to ``end`` (exclusive), of dtype :data:`ROW`."""
-        copied: NDArray[Any] = self.rows[self.places(first, end)]
+        copied: NDArray[Any] = self.rows[self.indices(first, end)]
         return copied
 
-    def places(self, first: int, end: int) -> NDArray[np.int64]:
+    def indices(self, first: int, end: int) -> NDArray[np.int64]:
         """Indices in ``rows`` of rows ``first`` to ``end`` (exclusive)."""
         return np.arange(first, end) % self.size
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -29,7 +30,7 @@ from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.trials import Round
-from decoder.experiment.interleaver import FinishedRound, Interleaver
+from decoder.experiment.interleaver import FinishedRound
 from decoder.limited_log import LimitedLog
 from decoder.telemetry.delivery import DeliveryCounters, DeliveryReport
 from decoder.telemetry.ring import BEAT, FULL, HEAD, UNREADABLE, Ring
@@ -37,16 +38,16 @@ from decoder.telemetry.ring import BEAT, FULL, HEAD, UNREADABLE, Ring
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 1.0
-LOOK_S: Final = 0.01
+POLL_S: Final = 0.01
 """The same interval while the worker closes."""
 CLOSE_TIMEOUT_S: Final = 5.0
-LAST_S: Final = 2.0
+GRACE_S: Final = 2.0
 """Time that an exporter has for the last events once its worker has ended."""
 START_TIMEOUT_S: Final = 10.0
 """Longest wait for an exporter that is still starting when its worker closes."""
 RESTART_S: Final = (1.0, 30.0)
 """First and longest delay before an exporter is restarted; doubled after each early death."""
-SILENT_TURNS: Final = 60
+MAX_SILENT_CHECKS: Final = 60
 """Checks (a minute of them) without a turn of the exporter, after which it counts as hung."""
 
 
@@ -59,27 +60,26 @@ class Supervisor:
         ring: Ring,
         origin: Origin,
         status: Callable[[], WorkerStatus],
-        interleaver: Interleaver | None = None,
+        rounds: deque[FinishedRound] | None = None,
         per_second: float = 0.0,
     ) -> None:
         """Prepare; :meth:`start` begins.
 
         Args:
             status: builds the worker's status record, in this thread.
+            rounds: finished rounds, which the engine's thread appends; emptied here.
             per_second: approximate limit of events sent; 0 for none.
         """
         self._ring, self._origin, self._status = ring, origin, status
-        self._interleaver = interleaver
-        config = {
-            "kafka": json.loads(kafka.model_dump_json()), "fd": ring.fd, "size": ring.size,
-            "origin": [origin.scope, origin.worker, origin.life, origin.target, origin.drafter],
-            "per_second": per_second, "last_s": LAST_S,
-        }  # fmt: skip
-        self._config = json.dumps(config).encode()
+        self._rounds = deque[FinishedRound]() if rounds is None else rounds
+        self._config = json.dumps({
+            "kafka": kafka.model_dump(mode="json"), "fd": ring.fd, "size": ring.size,
+            "origin": astuple(origin), "per_second": per_second, "last_s": GRACE_S,
+        }).encode()  # fmt: skip
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvd-telemetry", daemon=True)
         self._exporter: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket  # to and from the exporter, a message a line
+        self._channel: socket.socket  # to the exporter
         self._deaths = self._rounds_passed = self._rounds_lost = 0
         self._beat = self._silent = 0
         self._began = self._start_at = 0.0
@@ -134,7 +134,7 @@ class Supervisor:
         progress.in_doubt += max(progress.end - progress.settled, 0)
         progress.failed += int(self._ring.control[HEAD]) - progress.settled
         self._ring.write_progress(progress)
-        self._rounds_lost += len(self._interleaver.rounds) if self._interleaver is not None else 0
+        self._rounds_lost += len(self._rounds)
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Call ``act``; a fault in it must not end the thread, which has more to do or to count."""
@@ -157,7 +157,7 @@ class Supervisor:
             self._launch()  # without the delay of a restart
         self._wait(START_TIMEOUT_S, lambda: bool(self._ring.control[BEAT] - self._beat))
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        self._channel.settimeout(LOOK_S)
+        self._channel.settimeout(POLL_S)
         self._wait(CLOSE_TIMEOUT_S / 2, lambda: not len(self._ring))
         self._send_reports()  # the last status, after the last event
         with contextlib.suppress(OSError):  # it died
@@ -167,18 +167,15 @@ class Supervisor:
     def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
         while self.pid and not done() and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _send_reports(self) -> None:
         """Send rounds and a status, as far as the exporter reads them."""
-        rounds = deque[FinishedRound]()
-        if self._interleaver is not None:
-            rounds = self._interleaver.rounds
-        while rounds:
-            line = self._line(b"R", partial(round_of, rounds[0], self._origin))
+        while self._rounds:
+            line = self._line(b"R", partial(round_of, self._rounds[0], self._origin))
             if line and not self._send(line):
                 return
-            rounds.popleft()
+            self._rounds.popleft()
             self._rounds_passed += bool(line)
             self._rounds_lost += not line
         if line := self._line(b"S", self._status):
@@ -218,18 +215,11 @@ class Supervisor:
         self._silent, self._beat = 0, int(self._ring.control[BEAT])
 
     def _check(self) -> None:
-        """Forward the exporter's log lines; reap it where it is dead or hung."""
-        self._forward_logs()
+        """Reap the exporter where it is dead or hung."""
         before, self._beat = self._beat, int(self._ring.control[BEAT])
         self._silent = self._silent + 1 if self._beat == before else 0
-        if not self.pid or self._silent > SILENT_TURNS:
+        if not self.pid or self._silent > MAX_SILENT_CHECKS:
             self._reap()
-
-    def _forward_logs(self) -> None:
-        with contextlib.suppress(OSError):  # nothing to read
-            while message := self._channel.recv(1 << 18, socket.MSG_DONTWAIT):
-                name, level, text = json.loads(message)
-                logging.getLogger(name).log(level, "%s", text)
 
     def _reap(self, expected: bool = False) -> None:
         """End the exporter, if it still runs, and set the time of its restart."""
@@ -239,7 +229,6 @@ class Supervisor:
         if exporter.poll() is None:
             exporter.kill()
         status = exporter.wait()
-        self._forward_logs()
         self._channel.close()
         progress = self._ring.progress()  # the exporter has ended: only this thread writes it
         progress.rounds_dropped = self._rounds_passed - progress.rounds_sent

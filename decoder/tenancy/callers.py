@@ -7,31 +7,20 @@ from __future__ import annotations
 
 from typing import Final
 
+HEADER: Final = "header:"
+"""Before the name that a gateway gave in the header ``HVD_WORKER_TENANT_HEADER``."""
+KEY: Final = "key:"
+"""Before an API key."""
 NAMED: Final = "/named:"
-
-
-def of_header(value: str) -> str:
-    """The caller named by a gateway in the header ``HVD_WORKER_TENANT_HEADER``."""
-    return f"header:{value}"
-
-
-def of_key(key: str) -> str:
-    """The caller with an API key."""
-    return f"key:{key}"
+"""Between a caller, which is "" if unknown, and the tenant that it claims."""
 
 
 def of_authorization(given: str) -> str:
     """The caller of an ``Authorization`` header: its bearer key, as vLLM checks it, or the whole
     value."""
     scheme, _, key = given.partition(" ")
-    if scheme.lower() == "bearer" and key.strip():
-        return of_key(key.strip())
-    return f"authorization:{given}"
-
-
-def of_claim(caller: str, claim: str) -> str:
-    """A tenant that a client claims within ``caller``, which is "" for an unknown caller."""
-    return f"{caller}{NAMED}{claim}"
+    bearer = scheme.lower() == "bearer" and key.strip()
+    return f"{KEY}{key.strip()}" if bearer else f"authorization:{given}"
 
 
 def spellings(name: str) -> tuple[str, ...]:
@@ -41,11 +30,7 @@ def spellings(name: str) -> tuple[str, ...]:
     given exactly.
     """
     caller, separator, claim = name.partition(NAMED)
-    decoded = _from_header(caller) + separator + claim  # a claim is part of the body: unchanged
-    sources = of_header(decoded), of_key(decoded), of_authorization(decoded), of_claim("", name)
-    return tuple(dict.fromkeys((name, decoded, *sources)))
-
-
-def _from_header(name: str) -> str:
-    """``name`` as decoded from a header; ASGI leaves the encoding open, and Latin-1 is used."""
-    return name.encode(errors="surrogateescape").decode("latin-1").strip()
+    # ASGI leaves the encoding of headers open: they are read as Latin-1. A claim is in the body.
+    latin = caller.encode(errors="surrogateescape").decode("latin-1").strip() + separator + claim
+    sources = f"{HEADER}{latin}", f"{KEY}{latin}", of_authorization(latin), f"{NAMED}{name}"
+    return tuple(dict.fromkeys((name, latin, *sources)))

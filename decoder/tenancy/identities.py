@@ -88,7 +88,7 @@ class Identities:
                 settings trust clients.
         """
         if claim and self._source == "client":
-            caller = callers.of_claim(caller, claim)
+            caller = f"{caller}{callers.NAMED}{claim}"
         tenant = self._names.of("tenant", caller)
         return Identity(
             tenant,
@@ -118,10 +118,8 @@ class Identities:
                 return Identity(*names, workload)
             self._refuse()
         claim, salt, session = (str(extra.get(key, "")) for key in NAMES[:3])
-        if self._source == "client":
-            identity = self.make("", salt, session, name, claim)
-        else:
-            identity = self.make("", "", session, name)
+        trusted = self._source == "client"
+        identity = self.make("", salt if trusted else "", session, name, claim)
         alone = self._source == "middleware" or (SEAL in extra and self._source == "shared")
         return replace(identity, workload=workload, alone=alone)
 

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from decoder.contracts.errors import SettingsError
-from decoder.contracts.settings import SECRETS_VARIABLE
+from decoder.contracts.settings import SECRETS_VARIABLE, SHORTEST_KEY, short_key
 from decoder.settings import WorkerSettings
 
 VARIABLE: Final = "HVD_WORKER_ID_KEY"
 FILE_VARIABLE: Final = "HVD_WORKER_ID_KEY_FILE"
-SHORTEST: Final = 16
-"""Bytes of a key; a shorter one could be guessed."""
 
 
 def key_of(settings: WorkerSettings) -> bytes | None:
@@ -41,11 +39,8 @@ def key_of(settings: WorkerSettings) -> bytes | None:
             raise SettingsError(
                 f"{settings.id_key_file} is empty: write a key into it, or unset {FILE_VARIABLE}."
             )
-    if key and len(key) < SHORTEST:
-        raise SettingsError(
-            f"the key of {VARIABLE} or {FILE_VARIABLE} has {len(key)} bytes: take at least "
-            f"{SHORTEST}, for instance the output of: openssl rand -hex 32."
-        )
+    if key and len(key) < SHORTEST_KEY:
+        raise SettingsError(short_key(f"{VARIABLE} or {FILE_VARIABLE}", len(key)))
     return key or None
 
 

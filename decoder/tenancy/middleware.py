@@ -88,14 +88,15 @@ class TenantMiddleware:
     def _caller(self, headers: Headers) -> str:
         """The caller named by the gateway, else by the API key; "" if by neither."""
         if self._header and (named := _first(headers, self._header)):
-            return callers.of_header(named)
+            return callers.HEADER + named
         if given := _first(headers, b"authorization"):  # what vLLM checks goes before all others
             return callers.of_authorization(given)
         key = _first(headers, b"x-api-key")
-        return callers.of_key(key) if key else ""
+        return callers.KEY + key if key else ""
 
 
 Sealed = Callable[[str, str, str], dict[str, str]]
+"""From the salt and the client's names for its tenant and session, to the keys to write."""
 
 
 def _rewriting(receive: Receive, sealed: Sealed) -> Receive:
@@ -117,40 +118,30 @@ def _rewriting(receive: Receive, sealed: Sealed) -> Receive:
         rewritten_once = True
         whole = b"".join(parts)
         parts.clear()
-        return {"type": "http.request", "body": sealed_body(whole, sealed), "more_body": False}
+        return {"type": "http.request", "body": _sealed_body(whole, sealed), "more_body": False}
 
     return rewritten
 
 
-def sealed_body(body: bytes, sealed: Sealed) -> bytes:
-    """``body`` with what ``sealed`` says of it; as it is unless it is a JSON object.
-
-    Args:
-        sealed: from the salt, the client's names for its tenant and for its session, to the keys.
-    """
+def _sealed_body(body: bytes, sealed: Sealed) -> bytes:
+    """``body`` with the keys of ``sealed``; unchanged unless it is a JSON object."""
     try:
         parsed = json.loads(body)
         if not isinstance(parsed, dict):
             return body
-        _write(parsed, sealed)
+        salt, parameters = parsed.get("cache_salt"), parsed.get("sampling_params")
+        owners = [(parsed, "vllm_xargs")]
+        if isinstance(parameters, dict):
+            owners.append((parameters, "extra_args"))
+        for owner, key in owners:
+            extra = {} if owner.get(key) is None else owner[key]
+            if isinstance(extra, dict):  # anything else is refused by vLLM
+                claim, session = (str(extra.get(k, "")) for k in ("hvd_tenant", "hvd_session"))
+                keys = sealed(salt if isinstance(salt, str) else "", claim, session)
+                owner[key] = extra | keys
         return json.dumps(parsed, separators=(",", ":")).encode()
     except (ValueError, RecursionError):
         return body  # vLLM parses it by the same function, and reports what is wrong
-
-
-def _write(body: dict[str, Any], sealed: Sealed) -> None:
-    salt = body.get("cache_salt")
-    parameters = body.get("sampling_params")
-    places = [(body, "vllm_xargs")]
-    if isinstance(parameters, dict):
-        places.append((parameters, "extra_args"))
-    for owner, key in places:
-        extra = owner.get(key)
-        if extra is None:
-            extra = owner[key] = {}
-        if isinstance(extra, dict):  # anything else is refused by vLLM
-            claim, session = (str(extra.get(k, "")) for k in ("hvd_tenant", "hvd_session"))
-            extra.update(sealed(salt if isinstance(salt, str) else "", claim, session))
 
 
 def _all(headers: Headers, name: bytes) -> list[str]:

@@ -2,8 +2,9 @@
 
 Drafts of a session share their luck. So the unit of evidence is a cluster: the drafts of a session
 until it falls silent, or until they are ``CAP``, after which it begins another. A cluster is handed
-out once, when it is final. It was **born** when its session was first heard of: what was learned
-before that cannot have been learned from it.
+out once, when it is final. Its session was **born** when it was first heard of: what was learned
+before that cannot have been learned from it. Of a session that is held out nothing is ever learned,
+so that it may also judge what was learned while it goes on.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.training.rows import is_held_out
+
 Floats = NDArray[np.float64]
 
 CAP: Final = 16
 """Drafts of a cluster, about those of a request: with one number for a whole agent's session of
-hours, a contestant would wait for days for thirty of them."""
+hours, a challenger would wait for days for thirty of them."""
 SILENCE: Final = 32
 PATIENCE: Final = 8
 """A cluster is over when nothing of it came among the last SILENCE rows, and PATIENCE times as many
@@ -39,10 +42,12 @@ session would else have no vote on anything that was ever learned."""
 
 @dataclass(frozen=True)
 class Cluster:
-    """A final cluster: the row at which it was ``born``, how many rows it has, their sums, and how
-    many clusters of its session came ``before`` it: what is special about one is in all of them."""
+    """A final cluster: the name of its session, the row from which on it is ``unseen`` by all that
+    was learned until then, how many rows it has, their sums, and how many clusters of its session
+    came ``before`` it: what is special about one is in all of them."""
 
-    born: int
+    session: str
+    unseen: int
     rows: int
     sums: Floats  # [columns]
     before: int = 0
@@ -53,13 +58,13 @@ class Clusters:
     """The clusters under way; ``columns`` numbers are added up in each.
 
     ``rows`` counts those taken in, ``turns`` how many lay between two of a session. By session,
-    ``open`` has the number of the last row, rows, and sums [columns]; ``born`` the row of its
-    birth, rows and clusters since, and the last row.
+    ``open`` has the numbers of the row before it and of its last, rows, and sums [columns];
+    ``born`` the row of its birth, rows and clusters since, and the last row.
     """
 
     columns: int
     rows: int = 0
-    open: OrderedDict[int, tuple[int, int, Floats]] = field(default_factory=OrderedDict)
+    open: OrderedDict[int, tuple[int, int, int, Floats]] = field(default_factory=OrderedDict)
     born: OrderedDict[int, tuple[int, int, int, int]] = field(default_factory=OrderedDict)
     turns: list[int] = field(default_factory=list)
 
@@ -84,15 +89,15 @@ class Clusters:
                 turns.append(first - before)
             elif count > 1:
                 turns.append((last - first) // (count - 1))
-            _, rows, held = self.open.pop(session, (0, 0, 0.0))
-            self.open[session] = last, rows + count, held + sums[place]
+            began, _, rows, held = self.open.pop(session, (self.rows, 0, 0, 0.0))
+            self.open[session] = began, last, rows + count, held + sums[place]
             if rows + count >= CAP:
                 closed.append(self._close(session))
         self.rows += len(sessions)
         self.turns = [*self.turns, *(turn for turn in turns if turn <= MOST_OPEN)][-TURNS:]
         turn = median(self.turns) if self.turns else len(sessions)
         while self.open:
-            session, (last, _, _) = next(iter(self.open.items()))
+            session, (_, last, _, _) = next(iter(self.open.items()))
             silent = self.rows - last > SILENCE + PATIENCE * min(turn, len(self.open))
             if not (silent or len(self.open) > MOST_OPEN):
                 break
@@ -110,8 +115,9 @@ class Clusters:
         return before
 
     def _close(self, session: int) -> Cluster:
-        _, rows, sums = self.open.pop(session)
+        began, _, rows, sums = self.open.pop(session)
         born, all_rows, closed, last = self.born.get(session, (0, 0, 0, 0))
         if session in self.born:
             self.born[session] = born, all_rows, closed + 1, last
-        return Cluster(born, rows, sums, closed)
+        unseen = began if is_held_out(session) else born
+        return Cluster(f"{session:x}.{born}", unseen, rows, sums, closed)

@@ -1,18 +1,19 @@
-"""Contestants against the champion: evidence by what each would have made of drafts it cannot know.
+"""Challengers against the champion, by what each would have made of drafts it cannot know.
 
-A contestant is a network in training as it was at some moment, or the first policy. It is judged on
-clusters (:mod:`.clusters`) of sessions born after that moment by what its choices would have
-brought and cost (:func:`.tune.worth`) beyond the champion's on the same drafts, and beyond
-the gain that a swap is worth: evidence is the whole decision. Where both choose alike the
-difference is nothing and has no noise; and it is what serving is about, which a likelihood is not.
-A few are alive at once, and one that has not won by its age makes room: the young see what changed
-a lot, the old what gains one per cent. The first policy is a contestant whenever it is not the
-champion, and its evidence may begin at any time, so that a long bad stretch can always be undone.
+A challenger is a network in training as it was at some moment. It is judged by what its choices
+would have brought and cost (:func:`learner.evaluation.tune.worth`) beyond the champion's on the
+same drafts: the difference is zero, without noise, where both choose alike. It passes when the
+confidence sequence of its gain lies above the least gain that a swap is worth. The unit is the
+session, as in a trial (``decoder.experiment.effect``): what is special about a session is in all of
+its drafts.
+
+What such an interval insures against ends with the losses that it has seen. A champion that has
+passed is therefore served on a budget of regret over the first policy (conservative bandits, Wu et
+al. 2016; (A,B)-Prod, Sani et al. 2014), counted on every draft.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,129 +21,229 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.bundle import Policy
+from decoder.experiment.effect import FEWEST, Effect, gain_effect
 from learner.evaluation.clusters import Cluster
-from learner.evaluation.evidence import Bets
 from learner.evaluation.measured import Costs
 from learner.evaluation.tune import worth
 from learner.training.losses import Floats
 from learner.training.rows import Rows
 
 VOTES: Final = 8
-"""Clusters of a session that count: what is special about a session is in all of them."""
-AGES: Final = (32, 128, 512)
-"""Clusters after which a contestant makes room, by its seat."""
-FIRST: Final = len(AGES)
-SEATS: Final = len(AGES) + 1
-"""The last seat is the first policy's."""
-ALPHA: Final = 0.01
-"""Chance that a contestant no better than the champion ever passes."""
+"""Clusters of a session that count, so that no session outweighs sixteen others."""
+AGES: Final = (24, 64, 256)
+"""Sessions after which a challenger makes room, by its seat: the young see what changed a lot, the
+old what gains one per cent."""
+RETUNED, FIRST, WON, TRIED = range(len(AGES), len(AGES) + 4)
+"""Seats of the champion with its threshold retuned, of the first policy, of the last challenger
+that passed, and of the policy on trial."""
+SEATS: Final = TRIED + 1
+STEPS: Final = SEATS
+"""Column of the champion's plain steps, behind those of the seats."""
+COLUMNS: Final = SEATS + 1
 MIN_GAIN: Final = 0.002
-"""Relative gain in rate that is asked of a contestant: less is not worth a swap on every worker.
-Of the first policy none: going back is what is safe."""
-RETURN: Final = math.log(100.0)
-"""Evidence at which the first policy comes back: where it is no better than the champion, once in a
-hundred clusters at most. At ten times the bound it stayed away for half as long again after a
-shift, which is what an adapted policy loses most by."""
-HOPELESS: Final = math.log(0.05)
-PROMISING: Final = math.log(4.0)
-"""Evidence with which a contestant may stay beyond its age."""
+"""Relative gain in rate that is asked of a challenger: less is not worth a swap on every worker."""
+REGRET: Final = 0.002
+"""Share of the plain steps served since its promotion that a champion may fall behind the first
+policy."""
+CLUSTERS: Final = 8.0
+"""And so many clusters' usual gain in any case. At 2, chance alone took back one in four of those
+that gain as much in the mean as clusters differ by, and nearly all that gain half of it; at 8 none
+and one in fourteen."""
+EARNED: Final = 0.25
+"""And so much of what it has saved: a run of bad luck is short beside it."""
+MEMORY: Final = 64.0
+"""Clusters over which the usual gain, the mean distance from zero, is taken."""
+FORGIVEN: Final = 100_000
+"""Drafts after which a return of the first policy no longer makes the next challenger wait."""
+STRICTEST: Final = 5
+"""Returns that count at most: challengers are then asked for 384 sessions."""
 
 
 @dataclass
-class Contestant:
-    """A policy that would be champion, and what speaks for it.
+class Challenger:
+    """A policy that may replace the champion, and its record.
 
-    ``since`` is the row from which on it may be judged, and ``origin`` says which learner made it.
-    ``judged`` counts clusters, ``drafts`` what is in them, and ``gained`` what they brought, in
-    plain steps beyond the gain asked of it.
+    ``since`` is the row from which on it is judged, ``origin`` the learner that trained it.
+    ``votes`` holds gain and champion's time, both in plain steps, by session; ``drafts`` counts
+    their drafts.
     """
 
     policy: Policy
     since: int
     origin: str
-    bets: Bets = field(default_factory=Bets)
-    judged: int = 0
+    votes: dict[str, list[float]] = field(default_factory=dict)
     drafts: int = 0
-    gained: float = 0.0
+
+    @property
+    def judged(self) -> int:
+        """Sessions so far."""
+        return len(self.votes)
+
+    def gain(self) -> Effect:
+        """Rate over the champion's, by the labels of all traffic."""
+        votes = np.array([*self.votes.values()], np.float64).reshape(-1, 2)
+        return gain_effect(votes[:, 0], votes[:, 1])
 
     @property
     def metrics(self) -> dict[str, float]:
-        """By which figures it won, for the registry."""
+        """Figures for the registry."""
+        gain = self.gain()
         return {
-            "evidence": self.bets.evidence,
-            "gate_clusters": float(self.judged),
+            "gain": gain.ratio - 1.0,
+            "gain_low": gain.low - 1.0,
+            "gate_sessions": float(self.judged),
             "gate_drafts": float(self.drafts),
-            "gain": self.gained / max(self.drafts, 1),
         }
 
     @property
     def reason(self) -> str:
         """The same in words."""
+        if self.origin == "first":
+            return "the champion fell behind the first policy by more than its budget"
+        gain = self.gain()
         return (
-            f"chooses better: evidence e^{self.bets.evidence:.1f} of {self.judged} clusters, "
-            f"{self.metrics['gain']:.3f} plain steps saved a draft"
+            f"chooses better: {gain.ratio - 1.0:+.1%} by the labels of {self.judged} sessions, "
+            f"at least {gain.low - 1.0:+.1%}"
         )
 
 
 @dataclass
+class Regret:
+    """The champion's record beside the first policy since its promotion, on every draft.
+
+    ``lead`` is what it has saved so far, ``peak`` the most that was, ``steps`` what was served, all
+    in plain steps; ``usual`` is a cluster's mean absolute gain.
+    """
+
+    lead: float = 0.0
+    peak: float = 0.0
+    steps: float = 0.0
+    usual: float = 0.0
+    clusters: int = 0
+
+    @property
+    def behind(self) -> float:
+        """Plain steps lost since it was last ahead."""
+        return self.peak - self.lead
+
+    @property
+    def budget(self) -> float:
+        """Plain steps that it may be behind."""
+        return max(REGRET * self.steps, CLUSTERS * self.usual, EARNED * self.peak)
+
+    def update(self, saved: float, steps: float) -> None:
+        """Take in drafts on which its choices save so much of ``steps`` plain steps. Mutates."""
+        self.lead += saved
+        self.peak = max(self.peak, self.lead)
+        self.steps += steps
+
+    def scale(self, gain: float) -> None:
+        """Take in the gain of a cluster, either way. Mutates."""
+        self.clusters += 1
+        self.usual += (abs(gain) - self.usual) / min(self.clusters, MEMORY)
+
+
+@dataclass
 class Contest:
-    """The champion, the first policy, and who sits in which seat; seats may be empty."""
+    """The champion, the first policy, and the challengers by seat; seats may be empty.
+
+    ``returns`` are the rows at which the first policy came back.
+    """
 
     first: Policy
     champion: Policy
-    seats: list[Contestant | None] = field(default_factory=lambda: [None] * SEATS)
+    seats: list[Challenger | None] = field(default_factory=lambda: [None] * SEATS)
+    regret: Regret = field(default_factory=Regret)
+    returns: list[int] = field(default_factory=list)
 
-    def crown(self, champion: Policy, row: int) -> None:
+    def promote(self, champion: Policy, row: int) -> None:
         """``champion`` is served from ``row`` on: all evidence was against another. Mutates."""
         self.champion = champion
         self.seats = [None] * SEATS
+        self.regret = Regret()
         if champion.digest != self.first.digest:
-            self.seat_first(row)
+            self.seats[FIRST] = Challenger(self.first, row, "first")
 
-    def seat_first(self, row: int) -> None:
-        """Let the first policy contend, by what is born from ``row`` on. Mutates."""
-        self.seats[FIRST] = Contestant(self.first, row, "first", Bets(restarts=True))
+    def put_on_trial(self, policy: Policy | None, row: int) -> None:
+        """Judge the policy that is on trial on all traffic; None ends that. A challenger that
+        passed keeps its record. Mutates."""
+        tried, won = self.seats[TRIED], self.seats[WON]
+        if policy is None or policy.digest == self.champion.digest:
+            self.seats[TRIED] = None
+        elif tried is None or tried.policy.digest != policy.digest:
+            if won is not None and won.policy.digest == policy.digest:
+                won.policy = policy  # the same under its version
+                self.seats[TRIED], self.seats[WON] = won, None
+            else:
+                self.seats[TRIED] = Challenger(policy, row, "trial")
 
     def advantages(self, rows: Rows, costs: Costs) -> Floats:
-        """What each seat's choices at ``rows`` bring beyond the champion's and the gain asked of
-        it, in plain steps, and then what they might lose at the most, float64 [n, 2 * SEATS]; 0
-        where nobody sits."""
+        """Float64 [n, COLUMNS]: plain steps that each seat's choices at ``rows`` save over the
+        champion's, 0 where nobody sits, and those that the champion's take."""
         seated = [(seat, one.policy) for seat, one in enumerate(self.seats) if one is not None]
-        found = np.zeros((len(rows), 2 * SEATS))
-        if seated:
-            seats, policies = zip(*seated, strict=True)
-            least = [MIN_GAIN if seat != FIRST else 0.0 for seat in seats]
-            mine, exposed = worth(self.champion, policies, least, rows, costs)
-            found[:, list(seats)] = mine.T
-            found[:, [SEATS + seat for seat in seats]] = exposed.T
+        found = np.zeros((len(rows), COLUMNS))
+        seats = [seat for seat, _ in seated]
+        policies = [policy for _, policy in seated]
+        bounded = [seat != FIRST for seat in seats]
+        gains, found[:, STEPS] = worth(self.champion, policies, bounded, rows, costs)
+        found[:, seats] = gains.T
         return found
 
-    def take(self, closed: Sequence[Cluster]) -> None:
-        """Take in final clusters, whose first columns are :meth:`advantages`. Mutates."""
+    def update(self, numbers: Floats, closed: Sequence[Cluster]) -> None:
+        """Take in the :meth:`advantages` of drafts, and final clusters whose first columns are
+        such. Mutates."""
+        if self.seats[FIRST] is not None:
+            first, steps = numbers[:, [FIRST, STEPS]].sum(axis=0).tolist()
+            self.regret.update(-first, steps)
         for cluster in closed:
+            gains, steps = cluster.sums[:SEATS], float(cluster.sums[STEPS])
+            if self.seats[FIRST] is not None:
+                self.regret.scale(float(gains[FIRST]))
             for seat, one in enumerate(self.seats):
-                if one is not None and cluster.born >= one.since and cluster.before < VOTES:
-                    one.bets.take(float(cluster.sums[seat]), float(cluster.sums[SEATS + seat]))
-                    one.judged += 1
+                if one is None or seat == FIRST or cluster.before >= VOTES:
+                    continue
+                if cluster.unseen >= one.since:
+                    vote = one.votes.setdefault(cluster.session, [0.0, 0.0])
+                    vote[0] += float(gains[seat])
+                    vote[1] += steps
                     one.drafts += cluster.rows
-                    one.gained += float(cluster.sums[seat])
 
-    def passed(self) -> list[int]:
-        """Seats whose evidence suffices, the strongest first."""
-        bounds = [-math.log(ALPHA)] * FIRST + [RETURN]
-        found = [
-            (one.bets.evidence, seat)
-            for seat, one in enumerate(self.seats)
-            if one is not None and one.bets.evidence >= bounds[seat]
-        ]
-        return [seat for _, seat in sorted(found, reverse=True)]
+    def passed(self, row: int) -> int | None:
+        """The seat of the challenger with the highest lower bound, if that suffices; the first
+        policy's, where the champion has spent its budget."""
+        if self.seats[FIRST] is not None and self.regret.behind > self.regret.budget:
+            return FIRST
+        best, fewest = None, FEWEST << len(self._recent(row))
+        least = 1.0 + MIN_GAIN
+        for seat in range(FIRST):
+            one = self.seats[seat]
+            if one is not None and one.judged >= fewest and (low := one.gain().low) > least:
+                best, least = seat, low
+        return best
+
+    def accept(self, seat: int, row: int) -> Challenger:
+        """Who sits on ``seat`` has won. It goes on being judged while it is on trial. Mutates."""
+        one = self.seats[seat]
+        assert one is not None
+        if seat == FIRST:  # nobody is to take its place while it waits for the registry
+            self.seats[:FIRST] = [None] * FIRST
+            self.returns = [*self._recent(row), row]
+            self.regret = Regret(usual=self.regret.usual, clusters=self.regret.clusters)
+        else:
+            self.seats[seat], self.seats[WON] = None, one
+        return one
 
     def vacant(self) -> int | None:
-        """A seat for a new contestant, if any: empty, without hope, or held beyond its age."""
-        for seat, age in enumerate(AGES):
-            one = self.seats[seat]
-            if one is None or one.bets.hope < HOPELESS:
-                return seat
-            if one.judged >= age and one.bets.evidence < PROMISING:
-                return seat
-        return None
+        """A seat for a new challenger, if any is free."""
+        return next((seat for seat, age in enumerate(AGES) if self.free(seat, age)), None)
+
+    def free(self, seat: int, age: int) -> bool:
+        """Whether a seat is empty, or held by one that is behind or beyond twice its age."""
+        one = self.seats[seat]
+        if one is None:
+            return True
+        ahead = one.gain().ratio > 1.0 + MIN_GAIN
+        return one.judged >= (2 * age if ahead else min(age, FEWEST))
+
+    def _recent(self, row: int) -> list[int]:
+        return [each for each in self.returns if row - each < FORGIVEN][-STRICTEST:]

@@ -12,8 +12,7 @@ mixes arms, a step's time is booked on each of its requests as if all had chosen
 difference between the arms then comes out smaller than it is.
 
 **Payoffs.** A cache draft's is its label, seen or in hindsight. The model draft's is seen only
-where it was chosen, so its mean stands for every draft; where cache drafts look good it may be
-higher.
+where it was verified; ``learner.evaluation.tune.worth`` bounds it elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from decoder.policy.pricing import MAX_TOKENS, CostTable, part_of
+from decoder.policy.pricing import MAX_TOKENS, CostTable, cost_shares
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
 from learner.training.rows import UNKNOWN, Rows
 
@@ -58,21 +57,25 @@ class Costs:
         """Whether a model drafter has been observed at all."""
         return self.seen[MODEL] >= MIN_ARM
 
-    def outcome(self, rows: Rows, choice: Choice) -> tuple[Floats, Floats]:
-        """Tokens committed [..., n] and time [..., n] of making ``choice`` [..., n] at ``rows``."""
+    def outcome(
+        self, rows: Rows, choice: Choice, model: ArrayLike | None = None
+    ) -> tuple[Floats, Floats]:
+        """Tokens committed [..., n] and time [..., n] of making ``choice`` [..., n] at ``rows``;
+        ``model`` [..., n] tokens of a model draft are accepted, their mean if not given."""
         arms, lengths = choice.arms, choice.lengths
         cache, model = arms == CACHE, arms == MODEL
 
-        def by_arm(of_cache: ArrayLike, of_model: float) -> Floats:
+        def by_arm(of_cache: ArrayLike, of_model: ArrayLike) -> Floats:
             found: Floats = np.where(cache, of_cache, np.where(model, of_model, 0.0))
             return found
 
-        committed = 1.0 + by_arm(np.minimum(rows.accepted, lengths), self.model_accepted)
+        accepted = self.model_accepted if model is None else model
+        committed = 1.0 + by_arm(np.minimum(rows.accepted, lengths), accepted)
         drafts = by_arm(lengths, self.model_len)
         # The table holds the line of steps that verify nothing; cache steps may lie off it.
         drafted = by_arm(self.extra_us[CACHE] - self.extra_us[NONE], self._table.draft_us)
         batch = rows.batch_size
-        return committed, part_of(self._table, batch, drafts, drafts, drafted, batch)
+        return committed, cost_shares(self._table, batch, drafts, drafts, drafted, batch)
 
     @property
     def situation(self) -> Situation:

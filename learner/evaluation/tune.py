@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.bundle import Policy
-from decoder.policy.estimate import decide_each, estimate, estimate_alike, predict
-from decoder.policy.pricing import part_of
-from decoder.policy.rule import CACHE, NONE, Choice
+from decoder.policy.estimate import decide_each, estimate, estimate_each, predict
+from decoder.policy.pricing import cost_shares
+from decoder.policy.rule import CACHE, MODEL, NONE, Choice
 from learner.evaluation.measured import Costs, Floats
 from learner.training.rows import UNKNOWN, Rows
 
@@ -19,36 +19,65 @@ LEAST_RATE: Final = 0.5
 """Tokens in the time of a plain step: drafting nothing reaches one. A record may say anything."""
 
 
-def tuned(policy: Policy, costs: Costs, champion: Policy) -> Policy:
-    """``policy``, of survival, with what decides beside its network: the rate that a worker
-    achieves, and what a model draft brings, which each worker follows by itself."""
+def tuned(policy: Policy, costs: Costs, champion: Policy, recent: Rows) -> Policy:
+    """``policy`` with what decides beside its network: what a model draft brings, which each worker
+    follows by itself, and for kind ``payoff`` the threshold that suits the drafts ``recent``."""
     payoff = costs.model_accepted if costs.has_model else champion.model_payoff
     # Arm none competes in every cycle, so that nothing is switched off for good.
-    return replace(policy, use_model=True, model_payoff=payoff)
+    policy = replace(policy, use_model=True, model_payoff=payoff)
+    if policy.kind == "payoff" and len(recent):
+        policy = replace(policy, threshold=best_threshold(policy, recent, costs))
+    return policy
+
+
+def best_threshold(policy: Policy, rows: Rows, costs: Costs) -> float:
+    """The threshold by which ``policy`` saves most plain steps at ``rows``, at least one, at what a
+    token is worth at the rate in force. The rate of the rows by themselves would not do: a draft
+    that brings ten tokens takes the place of other cycles (decision 8)."""
+    with np.errstate(all="ignore"):
+        predicted = np.nan_to_num(predict(policy, rows.features)).astype(np.float64)
+    plain = cost_shares(costs.situation.costs, rows.batch_size, 0, 0)
+    other = MODEL if costs.has_model and policy.use_model else NONE
+    arms = np.repeat(np.array([[CACHE], [other]], np.int8), len(rows), axis=1)
+    lengths = np.stack([rows.draft_len, np.full_like(rows.draft_len, costs.situation.model_len)])
+    committed, time = costs.outcome(rows, Choice(arms, lengths))
+    gains = (committed[0] - committed[1]) / _rates(rows, costs, plain)
+    gains -= (time[0] - time[1]) / plain
+    order = np.argsort(-predicted, kind="stable")
+    cuts = predicted[order]
+    saved = np.cumsum(gains[order])
+    saved[:-1][cuts[:-1] == cuts[1:]] = -np.inf  # equal predictions are on one side
+    last = int(saved.argmax())
+    if saved[last] <= 0.0:
+        return float(cuts[0]) + 1.0
+    below = cuts[last + 1] if last + 1 < len(cuts) else 0.0
+    return float(cuts[last] + below) / 2.0
 
 
 def worth(
-    champion: Policy, others: Sequence[Policy], least: Sequence[float], rows: Rows, costs: Costs
+    champion: Policy, others: Sequence[Policy], bounded: Sequence[bool], rows: Rows, costs: Costs
 ) -> tuple[Floats, Floats]:
-    """What the choices of each of the others would have brought beyond the champion's, float64
+    """What the choices of each of the others would have saved over the champion's, float64
     [others, n] in plain steps: the tokens at what one was worth at the rate in force, less the
-    time. And what they might have lost at the most, whatever was accepted.
+    time. And the plain steps [n] that the champion's take.
+
+    A model draft has a label only where it was verified. Elsewhere its mean stands in, but where
+    another chooses it and the champion does not: the mean is of the drafts that were chosen, and a
+    policy that prefers model drafts where none holds would be credited with it.
 
     Args:
-        least: relative gain [others] of the champion's time that is asked of each.
+        bounded: [others], whether such a choice is credited with no accepted token.
     """
-    plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
+    plain = cost_shares(costs.situation.costs, rows.batch_size, 0, 0)
     rates = _rates(rows, costs, plain)
     choice = _chosen([champion, *others], rows, costs, rates)
-    committed, time = costs.outcome(rows, choice)
+    seen = (rows.arm == MODEL) & np.isfinite(rows.model_accepted)
+    known = seen | (choice.arms[0] == MODEL)
+    mean = np.where(seen, rows.model_accepted, costs.model_accepted)
+    credited = known | ~np.array([False, *bounded])[:, None]
+    committed, time = costs.outcome(rows, choice, np.where(credited, mean, 0.0))
     mine: Floats = committed / rates - time / plain
-    at_most = np.where(choice.arms == CACHE, choice.lengths, 0)
-    came = np.minimum(rows.accepted, at_most)
-    asked = np.asarray(least)[:, None] * (time[0] / plain)
-    found: Floats = mine[1:] - mine[0] - asked
-    if_none: Floats = found - (came[1:] - came[0]) / rates
-    if_all: Floats = if_none + (at_most[1:] - at_most[0]) / rates
-    return found, np.maximum(-np.minimum(if_none, if_all), 0.0)
+    return mine[1:] - mine[0], time[0] / plain
 
 
 def _chosen(policies: Sequence[Policy], rows: Rows, costs: Costs, rates: Floats) -> Choice:
@@ -64,7 +93,7 @@ def _chosen(policies: Sequence[Policy], rows: Rows, costs: Costs, rates: Floats)
         for (_, alone), places in alike.items():
             one = policies[places[0]]
             found = (
-                estimate_alike([policies[place] for place in places], rows.features)
+                estimate_each([policies[place] for place in places], rows.features)
                 if alone < 0
                 else estimate(one, rows.features)
             )
@@ -83,14 +112,3 @@ def _rates(rows: Rows, costs: Costs, plain: Floats) -> Floats:
     achieved = max(float(committed.sum() / (time / plain).sum()), LEAST_RATE)
     found = np.where(np.isfinite(rows.rate), rows.rate, achieved).astype(np.float64)
     return np.maximum(found, LEAST_RATE)
-
-
-def error_of(policy: Policy, rows: Rows) -> float:
-    """Mean absolute error in tokens, of a label that is a lower bound only how far it was missed; a
-    prediction that is no number counts as none. 0 without rows."""
-    if not len(rows):
-        return 0.0
-    with np.errstate(all="ignore"):
-        error = np.nan_to_num(predict(policy, rows.features)) - rows.accepted
-    missed = np.where(rows.censored, np.minimum(error, 0.0), error)
-    return float(np.abs(missed).mean(dtype=np.float64))

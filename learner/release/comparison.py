@@ -1,13 +1,14 @@
 """A policy compared with the champion by rounds that workers play, and with the first policy.
 
 On trial is what won the gate; on watch is the former champion, against the one that took its place.
-Rounds of the same sessions are one pair, in which both sides had the same traffic. The interval is
-of the time at the costs in force, which a pause of the machine does not touch; it is believed where
-wall time is on the same side, since a cost table may be wrong about one of the two.
+The labels of all traffic look for the gain: they know most of a difference, cycle by cycle, but
+labels and prices may be biased. Live rounds look for harm: of the same sessions they are one pair,
+in which both variants had the same traffic. The interval is of the time at the costs in force,
+which a pause of the machine does not touch; it is believed where wall time is on the same side,
+since a cost table may be wrong about one of the two.
 
-An interval decides, and never an estimate: what cannot be told leaves the champion where it is. The
-first policy is the fixed anchor: whoever is promoted has also excluded a loss against it, so that
-losses within the margin cannot add up.
+An interval decides: what cannot be told leaves the champion where it is. The first policy is the
+fixed anchor: whoever is promoted has excluded the same loss against it.
 """
 
 from __future__ import annotations
@@ -38,10 +39,9 @@ from learner.settings import LearnerSettings
 
 SHARE: Final = 0.1
 WIDER: Final = 0.5
-"""Shares of a worker's steps: at first, and once no great harm is seen in ``ENOUGH`` pairs."""
-ENOUGH: Final = 24
-HARM: Final = 0.1
-"""Loss that a trial is to see soon, where its margin takes longer than its time."""
+"""Shares of a worker's steps: at first, and once a loss of ``WIDER_MARGINS`` margins is excluded.
+All of them are the promoted policy's."""
+WIDER_MARGINS: Final = 2.0
 GAP_SECONDS: Final = 60.0
 """A pause of the traffic counts as no more: a night without any decides nothing."""
 MOST: Final = 50_000
@@ -118,6 +118,8 @@ class Comparison:
     ``since`` is the number of its first publication and ``number`` that of the last, 0 before it
     is published. ``seconds`` counts time with traffic since then, rounds or drafts, and ``at`` is
     when the last were read, in seconds since the epoch: workers' clocks may be wrong either way.
+    ``labels`` is the rate of the policy on trial over the champion's by the labels of all traffic;
+    where nobody judges it by them, live rounds alone have to show that it is faster.
     """
 
     kind: Kind
@@ -128,6 +130,7 @@ class Comparison:
     number: int = 0
     seconds: float = 0.0
     at: float = 0.0
+    labels: Effect = UNKNOWN
     pairs: Table = field(default_factory=Table)
     firsts: Table = field(default_factory=Table)
 
@@ -189,42 +192,44 @@ class Comparison:
             return Outcome("give up", "its bundle could not be published") if over else None
         return (_of_trial if self.kind == "trial" else _of_watch)(self, settings, over)
 
-    def wider(self) -> float:
+    def wider(self, settings: LearnerSettings) -> float:
         """The share that is its due, while :meth:`outcome` says nothing."""
-        enough = self.kind == "trial" and self.played >= ENOUGH
-        return max(self.share, WIDER if enough else SHARE)
+        if self.kind == "watch" or self.share >= WIDER:
+            return self.share
+        harmless = self.figures().cost.low > 1.0 - WIDER_MARGINS * settings.trial_margin
+        return WIDER if harmless else SHARE
 
     def reach(self, settings: LearnerSettings) -> str:
         """What it can tell in its time, in words; "" while that is not known."""
         found = self.figures().cost
         if not (math.isfinite(found.high) and self.seconds):
             return ""
-        pace = self.seconds / 60.0 / found.pairs
-        margin, harm = (pace * pairs_to_tell(found, p) for p in (settings.trial_margin, HARM))
-        told = f"to tell {settings.trial_margin:.0%} takes {margin:.0f} minutes of such rounds"
-        if margin <= settings.trial_minutes:
-            return told
-        return f"a guard against harm, of {HARM:.0%} in {harm:.0f} minutes; {told}"
+        minutes = self.seconds / 60.0 / found.pairs * pairs_to_tell(found, settings.trial_margin)
+        return f"to tell {settings.trial_margin:.0%} takes {minutes:.0f} minutes of such rounds"
 
 
 def _of_trial(one: Comparison, settings: LearnerSettings, over: bool) -> Outcome | None:
-    found, floor = one.figures(), 1.0 - settings.trial_margin
+    found, labels, floor = one.figures(), one.labels, 1.0 - settings.trial_margin
+    why = f"{told(found)}, {_said(labels, CHAMPION, 'sessions')} by labels"
     if found.cost.high < 1.0 and found.wall.ratio < 1.0:
-        return Outcome("drop", f"slower than the champion: {told(found)}")
-    excluded = found.cost.low > floor and found.wall.ratio > floor
+        return Outcome("drop", f"slower than the champion: {why}")
+    if labels.high < 1.0:
+        return Outcome("drop", f"slower than the champion by the labels of all traffic: {why}")
+    harmless = found.cost.low > floor and found.wall.ratio > floor
     anchored = settings.start == "first" and found.first.pairs > 0
     if anchored:
-        excluded &= found.first.low > floor and found.first_wall.ratio > floor
-    if excluded:
-        beside = f", {_said(found.first, FIRST)}" if anchored else ""
-        why = f"a loss of {settings.trial_margin:.0%} is excluded: {told(found)}{beside}"
-        return Outcome("promote", why)
+        harmless &= found.first.low > floor and found.first_wall.ratio > floor
+        why += f", {_said(found.first, FIRST)}"
+    # a busy trial excludes the margin long before it sees that a policy is slower by less
+    faster = labels.low if labels.pairs else found.cost.low
+    if harmless and faster > 1.0 and found.cost.ratio > 1.0:
+        margin = f"a loss of {settings.trial_margin:.0%} is excluded"
+        return Outcome("promote", f"faster, and live {margin}: {why}")
     if not over:
         return None
     if not one.played:
         return Outcome("cannot tell", "no worker played it: the champion stays")
-    why = f"cannot tell in its time: {told(found)}; {one.reach(settings) or 'too few pairs'}"
-    return Outcome("cannot tell", why)
+    return Outcome("cannot tell", f"cannot tell in its time: {why}; {one.reach(settings)}")
 
 
 def _of_watch(one: Comparison, settings: LearnerSettings, over: bool) -> Outcome | None:
@@ -249,8 +254,8 @@ def told(found: Figures) -> str:
     return f"{_said(found.cost, CHAMPION)}, {found.wall.ratio:.3f} by wall time"
 
 
-def _said(one: Effect, of: str) -> str:
+def _said(one: Effect, of: str, unit: str = "pairs") -> str:
     if not one.pairs:
-        return "no pairs"
+        return f"no {unit}"
     bounds = f" ({one.low:.3f} to {one.high:.3f})" if math.isfinite(one.high) else ""
-    return f"rate {one.ratio:.3f}{bounds} of the {of}'s in {one.pairs} pairs"
+    return f"rate {one.ratio:.3f}{bounds} of the {of}'s in {one.pairs} {unit}"

@@ -1,7 +1,7 @@
-"""The thread that talks to MLflow, so that no wait for it is a wait of the learner.
+"""A thread that owns all requests to MLflow, so that the loop never waits for the server.
 
-The learner hands over what is to be registered and asks for policies; it takes the answers when
-they are there. What was handed over waits, through outages and restarts, until it is settled.
+The loop hands over registrations and moves, asks for policies, and collects answers. What was
+handed over waits, through outages and restarts, until it is settled.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from decoder.contracts.errors import HvdError, PolicyRefused, RegistryError
+from decoder.limited_log import LimitedLog
 from learner.release.registrations import (
     KEPT,
     LOST,
@@ -27,7 +28,7 @@ from learner.release.registrations import (
     Registration,
     Settled,
     carry_out,
-    person_s_word,
+    operator_override,
 )
 from learner.release.registry import Registry, Standing, digest_of
 from learner.release.registry.moves import last_of
@@ -41,8 +42,11 @@ RESTS: Final = 4.0
 """Times the processor's time that listing the models took: of ten thousand that is seconds, in
 which the learner's loop stands still."""
 TRIES: Final = 10
+"""After so many a move is given up; a registration is counted as refused, and waits."""
+LONGEST_PAUSE_SECONDS: Final = 600.0
+"""Between two tries of a registration that MLflow refuses; the pause doubles with each."""
 WAITING: Final = 64
-"""Registrations kept while MLflow is away, each some ten kilobytes; the oldest give way."""
+"""Registrations kept, each some ten kilobytes: what waits stays."""
 REST: Final = timedelta(hours=1)
 """Nothing is tried for so long after a champion was rolled back, nor a version again against the
 same champion."""
@@ -51,13 +55,13 @@ CLOSE_SECONDS: Final = 5.0
 
 
 class Registrar:
-    """Keeps ``registry`` to one thread between :meth:`start` and :meth:`close`.
+    """Uses ``registry`` in one thread, from :meth:`start` to :meth:`close`.
 
-    ``may`` is asked from that thread whether a scope is ours to write to, ``busy`` whether a policy
-    of it is compared with the champion. Moves are signed ``by`` its name, winners go on ``trial``
-    first, and so many versions of a scope it is to ``keep``. ``away_since`` is when MLflow stopped
-    to answer, in seconds since the epoch, or 0. ``given_up`` counts what was handed over and not
-    done, by reason: ``refused`` by MLflow, ``crowded`` out by later ones while MLflow was away,
+    That thread asks ``may`` whether it may write a scope, and ``busy`` whether a policy of a scope
+    is being compared. ``by`` signs moves of aliases, ``trial`` says whether winners are tried
+    first, ``keep`` is how many versions of a scope stay. ``away_since`` is when MLflow stopped
+    answering, in seconds since the epoch, or 0. ``given_up`` counts what was handed over and not
+    done, by reason: ``refused`` by MLflow ten times, ``crowded`` out by those that wait,
     ``unreadable`` policies, a ``person``'s word against it.
     """
 
@@ -78,7 +82,9 @@ class Registrar:
         self._busy = busy
         self._by, self._trial, self._keep = by, trial, keep
         self._waiting = OrderedDict((each.key, each) for each in waiting)
-        self._tries: Counter[tuple[str, str]] = Counter()  # by scope, and what is tried
+        self._failures: dict[tuple[str, str], tuple[int, float]] = {}
+        """By scope and what is tried: how often it failed, and when it is tried again."""
+        self._limited_log = LimitedLog()
         self._unusable: set[tuple[str, int]] = set()
         self._asked: set[tuple[str, int]] = set()
         self._moves: list[Move] = []  # a few of each scope that is compared
@@ -101,13 +107,22 @@ class Registrar:
             self._thread.join(CLOSE_SECONDS)
 
     def hand(self, registration: Registration) -> None:
-        """Have it registered as soon as MLflow answers and the scope is ours."""
+        """Have it registered as soon as MLflow answers and the scope is ours.
+
+        Where ``WAITING`` wait, a winner takes the place of a first policy, which is handed over
+        again while its scope has no champion; what else comes is passed over.
+        """
+        key = registration.key
         with self._lock:
-            self._waiting[registration.key] = registration
-            if len(self._waiting) > WAITING:
-                (scope, _), _ = self._waiting.popitem(last=False)
-                self.given_up["crowded"] += 1
-                log.warning("scope %s: its candidate gives way, too many wait for MLflow", scope)
+            if key not in self._waiting and len(self._waiting) >= WAITING:
+                first = next((k for k, each in self._waiting.items() if not each.against), None)
+                if first is None and registration.against:
+                    self.given_up["crowded"] += 1
+                    self._limited_log.warning("winners are passed over: %d wait", WAITING)
+                if first is None or not registration.against:
+                    return
+                del self._waiting[first]
+            self._waiting[key] = registration
         self._wake.set()
 
     def waiting(self) -> list[Registration]:
@@ -132,12 +147,12 @@ class Registrar:
 
     def answers(self) -> list[Answer]:
         """What has been answered since the last call."""
-        found: list[Answer] = []
+        answers: list[Answer] = []
         while True:
             try:
-                found.append(self._answers.get_nowait())
+                answers.append(self._answers.get_nowait())
             except Empty:
-                return found
+                return answers
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -149,7 +164,9 @@ class Registrar:
                 self.away_since = 0.0
             except RegistryError as error:
                 pause = RETRY_SECONDS
-                self._complain(error)
+                if not self.away_since:
+                    self.away_since = time.time()
+                    log.warning("%s; %d registrations wait", error, len(self._waiting))
             except Exception:  # a bug here must not leave a learner that never promotes again
                 pause = RETRY_SECONDS
                 log.exception("the registry's thread failed and goes on")
@@ -170,7 +187,9 @@ class Registrar:
                 self._carry_out(move)
         if moves:
             standings = self._registry.standings()
-        ours = [r for r in self.waiting() if self._is_due(r, standings)]
+        now = time.monotonic()
+        waiting = [r for r in self.waiting() if now >= self._failures.get(r.name, (0, now))[1]]
+        ours = [r for r in waiting if self._is_due(r, standings)]
         for registration in ours:
             if not self._stopping.is_set():
                 self._try(registration, standings)
@@ -181,17 +200,20 @@ class Registrar:
             self._load(scope, version)
 
     def _is_due(self, registration: Registration, standings: Mapping[str, Standing]) -> bool:
-        """A candidate waits until the first policy it may have won over is registered itself, while
-        another is compared with the champion, and for a while after one was rolled back: two that
-        are nearly alike would else go to and fro. All wait while a person's pin stands, else each
-        winner meanwhile would be a version."""
+        """Whether it can be registered now.
+
+        A candidate waits until its scope has a champion, while another is compared, and for a while
+        after a roll-back, or two that are nearly alike would alternate. The first policy comes back
+        without that. All wait behind a pin, or each winner meanwhile would become a version.
+        """
         scope = registration.policy.scope
         standing = standings.get(scope, Standing(scope))
         if not self._may(scope) or standing.pinned is not None:
             return False
         if not registration.against:
             return True
-        return standing.served is not None and (not self._trial or self._may_try(standing))
+        tries = self._trial and not registration.is_return
+        return standing.served is not None and (not tries or self._may_try(standing))
 
     def _may_try(self, standing: Standing) -> bool:
         """Whether alias trial is nobody else's, and nothing is compared or was rolled back."""
@@ -202,53 +224,60 @@ class Registrar:
         return free and not rests and not self._busy(standing.scope)
 
     def _carry_out(self, move: Move) -> None:
-        """Do it, or try again at the next turn; one that MLflow refuses for good is given up."""
-        key = (move.scope, "move")
+        """Move aliases, or try again at the next turn; after ``TRIES`` failures it is given up."""
+        key = (move.scope, "a move of its aliases")
         try:
             ours = self._may(move.scope)
             done = carry_out(self._registry, move) if ours else Moved(move, LOST)
             self.given_up["person"] += ours and bool(done.refusal)
         except Exception as error:  # noqa: BLE001 -- as in _try
-            if self._again(key, "a move of its aliases", error):
+            if self._failed(key, error) < TRIES:
                 return
+            self._count(key, "refused", error, "is given up")
             done = Moved(move, str(error) or repr(error))
-        self._tries.pop(key, None)
+        self._failures.pop(key, None)
         with self._lock:
             self._moves.remove(move)
         self._answers.put(done)
 
     def _try(self, registration: Registration, standings: Mapping[str, Standing]) -> None:
-        """Settle it. One that MLflow refuses while it answers others must not stay in their way."""
-        scope = registration.policy.scope
-        key = (scope, "a candidate" if registration.against else "its first policy")
+        """Register it. One that MLflow refuses, as all are where writes are forbidden, waits longer
+        after each failure and blocks no other."""
+        scope, key = registration.policy.scope, registration.name
         try:
             settled = self._settled(registration, standings.get(scope, Standing(scope)))
+        except PolicyRefused as error:
+            self._count(key, "unreadable", error, "is given up")
         except Exception as error:  # noqa: BLE001 -- nor a bug that one scope's state brings out
-            if self._again(key, key[1], error):
-                return
+            if self._failed(key, error) == TRIES:
+                self._count(key, "refused", error, "waits, and is tried every ten minutes")
+            return
         else:
             if settled is None:
                 return
             self._answers.put(settled)
-        self._tries.pop(key, None)
+        self._failures.pop(key, None)
         with self._lock:
             if self._waiting.get(registration.key) is registration:
                 del self._waiting[registration.key]
 
-    def _again(self, key: tuple[str, str], what: str, error: Exception) -> bool:
-        """Whether what failed is tried again; else it is given up, counted and said."""
-        unreadable = isinstance(error, PolicyRefused)
-        self._tries[key] += 1
-        if self._tries[key] < TRIES and not unreadable:
-            ours = isinstance(error, HvdError)
-            log.warning("%s; try %d of %d", error, self._tries[key], TRIES, exc_info=not ours)
-            return True
-        self.given_up["unreadable" if unreadable else "refused"] += 1
-        log.error(
-            "scope %s: %s is given up (%s): what is served stays, and the next winner is handed "
-            "over; see to it that MLflow takes what the learner writes", key[0], what, error,
+    def _failed(self, key: tuple[str, str], error: Exception) -> int:
+        """Count a failure and schedule the next try; the number of failures in a row."""
+        count = self._failures.get(key, (0, 0.0))[0] + 1
+        pause = min(FOLLOW_SECONDS * 2.0 ** min(count - 1, 30), LONGEST_PAUSE_SECONDS)
+        self._failures[key] = count, time.monotonic() + pause
+        limited = self._limited_log
+        say = limited.warning if isinstance(error, HvdError) else limited.exception
+        say("MLflow refuses what is written: scope %s, %s: %s; tried again", *key, error)
+        return count
+
+    def _count(self, key: tuple[str, str], reason: str, error: Exception, then: str) -> None:
+        """Count a request that is not carried out, and log what happens to it."""
+        self.given_up[reason] += 1
+        self._limited_log.warning(
+            "scope %s: %s %s (%s): what is served stays; see to it that MLflow takes what the "
+            "learner writes", *key, then, error,
         )  # fmt: skip
-        return False
 
     def _settled(self, registration: Registration, standing: Standing) -> Settled | None:
         """Register it, and let it be champion or go on trial, unless a person's word stands against
@@ -264,9 +293,7 @@ class Registrar:
                 registration.window,
             )
             # while nothing is compared, so that no former champion goes that may have to come back
-            retired = self._registry.retire(scope, self._keep)
-            if retired:
-                log.info("scope %s: versions %s are retired", scope, ", ".join(map(str, retired)))
+            self._retire(scope)
             standing = self._registry.standing(scope)
             refusal = self._refusal(registration, standing)
             if refusal:
@@ -276,6 +303,7 @@ class Registrar:
             elif (
                 self._trial
                 and registration.against
+                and not registration.is_return
                 and not self._is_unusable(scope, standing.champion or 0)
             ):
                 if not self._may_try(standing):
@@ -289,6 +317,16 @@ class Registrar:
             "scope %s: %s %s", scope, what, f"left to a person: {refusal}" if refusal else word
         )
         return Settled(version, refusal)
+
+    def _retire(self, scope: str) -> None:
+        """Delete old versions; a store that refuses to delete must not keep back what has won."""
+        try:
+            retired = self._registry.retire(scope, self._keep)
+        except RegistryError as error:
+            self._limited_log.warning("versions are not retired: %s", error)
+            return
+        if retired:
+            log.info("scope %s: versions %s are retired", scope, ", ".join(map(str, retired)))
 
     def _put_on_trial(self, registration: Registration, version: int, standing: Standing) -> str:
         """Let alias trial name it, unless it was compared with this champion a while ago: the
@@ -323,14 +361,14 @@ class Registrar:
         """Why a person's word stands against its promotion; an unusable champion is none."""
         champion = standing.champion
         if not registration.against:
-            return person_s_word(standing, None)
+            return operator_override(standing, None)
         if standing.pinned is None and champion is not None:
             if self._is_unusable(standing.scope, champion):
                 return ""
             digest = self._registry.digest(standing.scope, champion)
             if digest in (registration.against, digest_of(registration.policy)):
                 return ""  # or it was made champion already, before we were cut off
-        return person_s_word(standing)
+        return operator_override(standing)
 
     def is_unreadable(self, scope: str, version: int) -> bool:
         """Whether it could not be read when it was asked for last. Any thread may ask."""
@@ -354,11 +392,6 @@ class Registrar:
         with self._lock:
             self._asked.discard((scope, version))
         self._answers.put(policy)
-
-    def _complain(self, error: RegistryError) -> None:
-        if not self.away_since:
-            self.away_since = time.time()
-            log.warning("%s; %d registrations wait, learning goes on", error, len(self._waiting))
 
 
 def _is_recent(at: datetime) -> bool:

@@ -1,17 +1,20 @@
-"""What is handed to the registrar, what comes back, and how the aliases are moved when a comparison
-ends, with who moved what and why in tags.
+"""Requests to the registrar, their answers, and how aliases move when a comparison ends.
+
+Tags keep who moved what, and why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from decoder.contracts.bundle import Policy
-from learner.evaluation.contest import Contestant
+from decoder.contracts.bundle import FIRST, Policy
+from learner.evaluation.contest import Challenger
 from learner.release.registry import Registry, Standing, digest_of
 from learner.scope import Scope
+from learner.scopes import beginning
+from learner.settings import LearnerSettings
 
 KEPT: Final = "kept"
 """Origin of a policy that is in force, and no version any more."""
@@ -24,13 +27,13 @@ class Registration:
     """A policy to be registered, and promoted if it is still ``against`` what it was judged.
 
     ``against`` is the digest of the champion it won over; "" of a scope's first policy, which is
-    promoted where there is no champion.
+    promoted where there is no champion. A metric of several values is a curve in MLflow.
     """
 
     policy: Policy
     against: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     window: Mapping[str, Any] = field(default_factory=dict)
 
@@ -38,6 +41,16 @@ class Registration:
     def key(self) -> tuple[str, bool]:
         """Of these one waits: a later winner takes the place of an earlier one."""
         return self.policy.scope, bool(self.against)
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Scope and what it is, in log lines."""
+        return self.policy.scope, "a candidate" if self.against else "its first policy"
+
+    @property
+    def is_return(self) -> bool:
+        """Whether it is the first policy, which comes back at once and is not tried."""
+        return self.params.get("learner") == FIRST
 
 
 @dataclass(frozen=True)
@@ -49,14 +62,14 @@ class Settled:
     refusal: str
 
 
-def registration_of(scope: Scope, won: Contestant, offsets: Mapping[int, int]) -> Registration:
+def registration_of(scope: Scope, won: Challenger, offsets: Mapping[int, int]) -> Registration:
     """What the registry is told of a candidate that won over the champion of ``scope``, when
     records had been read up to ``offsets``."""
     return Registration(
         won.policy,
         against=digest_of(scope.champion),
         params={"learner": won.origin, "champion": scope.version},
-        metrics=won.metrics,
+        metrics={**won.metrics, **scope.skill_since(won.policy, won.since)},
         tags={"verdict": won.reason, "origin": "learner", **scope.served},
         window={
             **scope.window(),
@@ -64,6 +77,15 @@ def registration_of(scope: Scope, won: Contestant, offsets: Mapping[int, int]) -
             "offsets": {str(partition): offset for partition, offset in sorted(offsets.items())},
         },
     )
+
+
+def first_registration(name: str, scope: Scope | None, settings: LearnerSettings) -> Registration:
+    """What becomes champion of scope ``name``, which has none: its first policy; or the one in
+    force, where somebody deleted its version or took the alias away."""
+    policy, origin = beginning(name, settings), str(settings.start)
+    if scope is not None and scope.version:
+        policy, origin = scope.champion, KEPT
+    return Registration(policy, tags={"origin": origin, **(scope.served if scope else {})})
 
 
 LOST: Final = "the lease is lost"
@@ -103,10 +125,10 @@ Answer = Settled | dict[str, Standing] | Policy | Moved
 
 
 def carry_out(registry: Registry, move: Move) -> Moved:
-    """Do it, unless a person has moved the champion or set a pin; to do it again is harmless.
+    """Move the aliases, unless a person has moved the champion or set a pin. Idempotent.
 
-    Aliases first, and each only from where it was seen (:mod:`.registry.moves`). What is not
-    done says so in tag ``refusal`` of its versions.
+    Aliases come before tags, and each is moved only from where it was seen
+    (:mod:`.registry.moves`). Where nothing is moved, tag ``refusal`` of the versions says why.
 
     Raises:
         RegistryError: MLflow is away, or refuses.
@@ -115,7 +137,7 @@ def carry_out(registry: Registry, move: Move) -> Moved:
     standing = registry.standing(move.scope)
     refusal = ""
     if move.to is not None:
-        refusal = person_s_word(standing, move.over or None, to or 0)
+        refusal = operator_override(standing, move.over or None, to or 0)
         if move.first is not None and to is None and not refusal:
             to = registry.register(move.first)  # a new release has brought another
         if to is not None and not refusal and standing.champion != to:
@@ -123,7 +145,7 @@ def carry_out(registry: Registry, move: Move) -> Moved:
                 move.scope, "champion", standing.champion, to, move.by, move.why
             )
             standing = replace(standing, champion=champion)
-            refusal = person_s_word(standing, to)
+            refusal = operator_override(standing, to)
     if move.ended is not None and standing.trial == move.ended:
         registry.move_over(move.scope, "trial", move.ended, None, move.by, move.why)
     if refusal:
@@ -135,8 +157,8 @@ def carry_out(registry: Registry, move: Move) -> Moved:
     return Moved(move, standing=registry.standing(move.scope))
 
 
-def person_s_word(standing: Standing, *expected: int | None) -> str:
-    """Why a person's word stands against a move of a champion that is ``expected``; "" if none."""
+def operator_override(standing: Standing, *expected: int | None) -> str:
+    """Why a manual alias change blocks the move of a champion that is ``expected``, or ""."""
     champion = standing.champion
     if standing.pinned is not None:
         return f"version {standing.pinned} is pinned"

@@ -1,8 +1,7 @@
-"""The rollouts of all scopes: rounds come in from the topic, trials go out to the workers, and what
-a comparison comes to goes to the registry.
+"""Rollouts of all scopes: reads rounds, publishes trials to workers, has the registry move aliases.
 
-Only who holds a scope's lease publishes or moves anything. The others see the same aliases and read
-the same rounds, so that they take over with evidence in hand.
+Only the holder of a scope's lease publishes or moves. The others read the same aliases and rounds,
+and so can take over with the same evidence.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from decoder.contracts.errors import ContractError
 from decoder.contracts.trials import decode_round
 from decoder.experiment.effect import UNKNOWN
 from decoder.limited_log import LimitedLog
+from learner.evaluation.contest import TRIED
 from learner.ingest.sequences import Sequences
 from learner.ingest.source import EventSource
 from learner.lease import MARGIN_SECONDS, Lease
@@ -29,7 +29,8 @@ from learner.release.publish import PolicyPublisher
 from learner.release.registrar import Registrar
 from learner.release.registrations import LOST, ROLLED_BACK, Move, Moved
 from learner.release.registry import Standing
-from learner.release.rollout import Rollout
+from learner.release.rollout import Event, Rollout, State
+from learner.scope import Scope
 from learner.scopes import beginning
 from learner.settings import LearnerSettings
 
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 
 ROUNDS_SECONDS: Final = 0.2
 """For the rounds of one turn."""
-FAULT: Final = Outcome("give up", "its figures could not be told, which is a fault of the learner")
 
 
 class Rollouts:
@@ -66,9 +66,11 @@ class Rollouts:
         self._handed: dict[str, Move] = {}  # under way
 
     def busy(self, scope: str) -> bool:
-        """Whether a policy of ``scope`` is compared with the champion. Any thread may ask."""
+        """Whether a policy of ``scope`` is on trial; what is watched gives way to the next. Any
+        thread may ask."""
         rollout = self.of.get(scope)
-        return rollout is not None and rollout.one is not None
+        one = None if rollout is None else rollout.one
+        return one is not None and one.kind == "trial"
 
     def open(self) -> set[str]:
         """Scopes in which something is compared, or lies on the topic as if it were."""
@@ -121,7 +123,21 @@ class Rollouts:
         """Version and share of what is to lie on the policy topic for trial."""
         rollout = self.of.get(scope, Rollout())
         one = rollout.one
-        return None if one is None or rollout.outcome is not None else (one.version, one.share)
+        comparing = one is not None and rollout.state is State.COMPARING
+        return (one.version, one.share) if one is not None and comparing else None
+
+    def judge(self, scope: Scope) -> int | None:
+        """Take in what the labels of ``scope`` say of the policy on trial; its version, where the
+        scope does not judge it yet. Mutates."""
+        rollout = self.of.get(scope.name, Rollout())
+        one, tried = rollout.one, scope.contest.seats[TRIED]
+        if one is None or one.kind != "trial" or rollout.outcome is not None:
+            scope.put_on_trial(None)
+        elif tried is None or tried.policy.version != one.version:
+            return one.version
+        else:
+            one.labels = tried.gain()
+        return None
 
     def published(self, policy: Policy) -> None:
         """What was due lies there, unless something else is due by now."""
@@ -140,12 +156,14 @@ class Rollouts:
         if rollout.outcome is not None and done.refusal != LOST:  # else the next holder does it
             outcome = Outcome("give up", done.refusal) if done.refusal else rollout.outcome
             rollout.verdicts[outcome.word] += 1
-            rollout.end(outcome)
+            rollout.step(Event.CARRIED_OUT, outcome)
 
     def _see_to(self, scope: str, rollout: Rollout, standing: Standing) -> None:
         was, ended = rollout.one, None
         if self.settings.rollout == "off":
-            rollout.champion, rollout.one, rollout.outcome = standing.champion or 0, None, None
+            rollout.champion = standing.champion or 0
+            if rollout.one is not None:
+                rollout.step(Event.GONE)
         else:
             ended = rollout.follow(standing, time.time())
         one, ours = rollout.one, self._lease.holds(scope)
@@ -156,19 +174,20 @@ class Rollouts:
         if one is not None and last is not None and last.version == one.version:
             rollout.published(last.number, time.time(), last.since)
             one.share = one.share if ours else last.share or SHARE
-        elif one is not None and one.number and others:
-            rollout.one, rollout.outcome, rollout.asked = None, None, 0  # its holder has ended it
+        elif one is not None and one.number and others:  # its holder has ended it
+            rollout.step(Event.GONE)
+            rollout.asked = 0
         if ended is not None or not ours:
             self._handed.pop(scope, None)
         if ours and ended is not None:
             rollout.verdicts[ended[1].word] += 1
-            self._registrar.move(self._told(scope, *ended))
+            self._registrar.move(self._ending(scope, *ended))
         if ours:
             self._act(scope, rollout, lies=last is not None)
 
     def _act(self, scope: str, rollout: Rollout, *, lies: bool) -> None:
         """Have carried out what a comparison comes to, and withdraw what ``lies`` on the topic."""
-        if rollout.decide(self.settings) is not None:
+        if rollout.decide(self.settings):
             log.info("scope %s: %s", scope, rollout.said)
         one, outcome = rollout.one, rollout.outcome
         if one is not None and outcome is not None and scope not in self._handed:
@@ -184,70 +203,67 @@ class Rollouts:
         """End a comparison that failed; called where an exception is handled. The champion stays,
         and what was on trial is withdrawn as after any end."""
         log.exception("scope %s: its comparison failed and is given up", scope)
-        one = rollout.one
-        if one is not None:  # without its pairs, which may be what failed
-            bare = Comparison(one.kind, one.version, one.over, one.share, one.since, one.number)
-            rollout.one, rollout.outcome = bare, FAULT
+        rollout.fail()
 
     def _move(self, scope: str, one: Comparison, outcome: Outcome) -> Move:
         """What is to be done about ``outcome``; who approves moves the champion himself."""
-        move = self._told(scope, one, outcome)
+        move = self._ending(scope, one, outcome)
         if outcome.word not in ("promote", "roll back") or self.settings.rollout == "approve":
             return move
         back = f"{ROLLED_BACK} {one.over}: " if outcome.word == "roll back" else ""
         first = beginning(scope, self.settings) if outcome.to_first else None
         return replace(move, over=one.over, to=one.version, first=first, why=back + outcome.why)
 
-    def _told(self, scope: str, one: Comparison, outcome: Outcome) -> Move:
+    def _ending(self, scope: str, one: Comparison, outcome: Outcome) -> Move:
         """The end of its alias, and tags of the version that was put to the test: what became of
         it, who says so, why, and its rate over that of the version it was compared with."""
-        found, trial, by = one.figures(), one.kind == "trial", self._lease.holder
-        told = {
+        figures, trial, by = one.figures(), one.kind == "trial", self._lease.holder
+        values = {
             "_against": str(one.other),
             "_by": by,
             "_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "_why": outcome.why,
-            "_pairs": str(found.cost.pairs),
+            "_pairs": str(figures.cost.pairs),
             "_minutes": f"{one.seconds / 60.0:.1f}",
         }
-        ratios = {"_ratio": found.cost.ratio, "_wall_ratio": found.wall.ratio}
-        if math.isfinite(found.cost.high):
-            low, high = found.cost.low, found.cost.high
+        ratios = {"_ratio": figures.cost.ratio, "_wall_ratio": figures.wall.ratio}
+        if math.isfinite(figures.cost.high):
+            low, high = figures.cost.low, figures.cost.high
             ratios |= {"_low": low, "_high": high} if trial else {"_low": high, "_high": low}
-        if found.cost.pairs:
-            told |= {name: f"{r if trial else 1.0 / r:.4f}" for name, r in ratios.items()}
+        if figures.cost.pairs:
+            values |= {name: f"{r if trial else 1.0 / r:.4f}" for name, r in ratios.items()}
         # tags are set one after another: who sees the outcome finds the rest
         words = _WORDS.get(outcome.word, (outcome.word, outcome.word))
-        told[""] = words[self.settings.rollout == "approve"]
-        tags = {one.kind + name: text for name, text in told.items()}
+        values[""] = words[self.settings.rollout == "approve"]
+        tags = {one.kind + name: text for name, text in values.items()}
         return Move(scope, by, outcome.why, {one.subject: tags}, ended=one.version)
 
     def status(self, scope: str) -> dict[str, object]:
         """Of ``scope``, as fields of a learner's status."""
         rollout = self.of.get(scope, Rollout())
-        told: dict[str, object] = {
+        fields: dict[str, object] = {
             "rollout_said": rollout.said,
             "rounds_refused": self.refused,
             "verdicts": dict(rollout.verdicts),
         }
         one = rollout.one
         if one is None:
-            return told
+            return fields
         try:
-            found, reach = one.figures().cost, one.reach(self.settings)
+            effect, reach = one.figures().cost, one.reach(self.settings)
         except Exception:  # noqa: BLE001 -- as in follow
             self._give_up(scope, rollout)
-            found, reach = UNKNOWN, ""
-        known = math.isfinite(found.high)
-        return told | {
+            effect, reach = UNKNOWN, ""
+        known = math.isfinite(effect.high)
+        return fields | {
             "rollout_said": rollout.said + (f": {reach}" if reach else ""),
             "rollout": one.kind,
             "trial_version": one.version,
             "trial_share": one.share,
-            "trial_ratio": found.ratio if found.pairs else 0.0,
-            "trial_low": found.low if known else 0.0,
-            "trial_high": found.high if known else 0.0,
-            "trial_pairs": found.pairs,
+            "trial_ratio": effect.ratio if effect.pairs else 0.0,
+            "trial_low": effect.low if known else 0.0,
+            "trial_high": effect.high if known else 0.0,
+            "trial_pairs": effect.pairs,
         }
 
 

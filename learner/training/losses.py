@@ -1,120 +1,96 @@
-"""What each kind of network is trained to minimise, and how well it foresaw what came.
+"""Labels of drafts in counts, and the losses of both kinds of network on them.
 
-One likelihood serves both. A cache draft faces one position after the other and breaks off at one
-of them, unless it is accepted whole or its label is censored: a label that is a lower bound counts
-for what it knows. What a model draft yields a worker follows by itself (``decoder.core.payoff``).
+A cache draft is a discrete survival time: it is at risk at one position after the other until one
+is rejected (the event), it is accepted whole, or its request ends (right censoring). A censored
+label counts as the lower bound that it is. What a model draft yields a worker follows by itself
+(``decoder.core.payoff``).
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.nn.functional import softplus
 
-from decoder.contracts.bundle import BUCKET_OF, BUCKETS, MAX_DRAFT
-from decoder.contracts.features import FloatArray
+from decoder.contracts.bundle import BUCKET_OF, BUCKETS, MAX_DRAFT, Kind
 from decoder.policy.rule import MODEL
 from learner.training.rows import Rows
 
 Floats = NDArray[np.float64]
 
 WORST: Final = -100.0
-"""Log-likelihood that a draft counts as at least: one absurd feature would otherwise outweigh a
-thousand clusters, and a policy that foresees no number at all has none."""
+"""Least score of a draft: one absurd feature would otherwise outweigh a thousand clusters."""
 
 
-class Faced(NamedTuple):
-    """What became of n drafts, in counts. Columns may be cut into more dimensions than [n]."""
+class Labels(NamedTuple):
+    """Labels of n drafts. Columns may be cut into more dimensions than [n], or be tensors."""
 
-    positions: FloatArray  # [n, BUCKETS] positions a cache draft faced, its last included
-    ended: FloatArray  # [n, BUCKETS] 1 where it broke off, else 0
-    broke: NDArray[np.bool_]  # [n] whether it broke off
-    held: FloatArray  # [n] accepted tokens of a verified model draft, 0 without one
-    tried: FloatArray  # [n] tokens it faced
-    accepted: FloatArray  # [n] of the cache draft
-    censored: NDArray[np.bool_]  # [n] whether that is a lower bound
+    at_risk: (
+        Any  # float32 [n, BUCKETS] positions verified of a cache draft, a rejected one included
+    )
+    events: Any  # float32 [n, BUCKETS] 1 where a position was rejected, else 0
+    model_accepted: Any  # float32 [n] tokens of a verified model draft, 0 without one
+    model_tried: Any  # float32 [n] the same with the rejected one
+    accepted: Any  # float32 [n] tokens of the cache draft
+    censored: Any  # bool [n] whether that is a lower bound
 
 
 SURVIVED: Final = np.zeros((MAX_DRAFT + 1, BUCKETS), np.float32)
 """Positions of each bucket that a draft of so many accepted tokens survived."""
 SURVIVED[1:] = np.cumsum(BUCKET_OF[:, None] == np.arange(BUCKETS), axis=0)
-_BEHIND: Final = np.eye(BUCKETS, dtype=np.float32)[np.append(BUCKET_OF, BUCKET_OF[-1])]
-"""Bucket of the position behind the accepted ones, in place of a number a one in its column."""
+_REJECTED: Final = np.eye(BUCKETS, dtype=np.float32)[np.append(BUCKET_OF, BUCKET_OF[-1])]
+"""Bucket of the position after the accepted ones, one-hot."""
 
 
-def faced(rows: Rows) -> Faced:
-    """What became of the drafts of ``rows``, none of which has more tokens than ``MAX_DRAFT``."""
+def labels_of(rows: Rows) -> Labels:
+    """The labels of ``rows``, none of which has more tokens than ``MAX_DRAFT``."""
     accepted = rows.accepted.astype(np.int64)
-    broke = (accepted < rows.draft_len) & ~rows.censored
-    ended = _BEHIND.take(accepted, axis=0)
-    ended *= broke[:, None]
-    positions = SURVIVED.take(accepted, axis=0)
-    positions += ended
+    rejected = (accepted < rows.draft_len) & ~rows.censored
+    events = _REJECTED.take(accepted, axis=0)
+    events *= rejected[:, None]
+    at_risk = SURVIVED.take(accepted, axis=0)
+    at_risk += events
     seen = np.isfinite(rows.model_accepted) & (rows.arm == MODEL)
     held = np.where(seen, rows.model_accepted, 0.0).astype(np.float32)
     tried = held + (seen & (held < rows.verified_len))
-    return Faced(positions, ended, broke, held, tried, rows.accepted, rows.censored)
+    return Labels(at_risk, events, held, tried, rows.accepted, rows.censored)
 
 
-def survival_likelihood(logits: FloatArray, found: Faced) -> Floats:
-    """Log-likelihood [..., n], nats, of what became of n cache drafts with ``logits``
-    [..., n, BUCKETS]."""
-    lived = found.positions * _softplus(logits, _sigmoid(logits))
-    likelihood: Floats = (found.ended * logits - lived).sum(axis=-1, dtype=np.float64)
-    return likelihood
+def tensors(labels: Labels) -> Labels:
+    """``labels`` as tensors of the same memory."""
+    return Labels(*map(torch.from_numpy, labels))
 
 
-def survival_loss(outputs: FloatArray, found: Faced) -> tuple[Floats, FloatArray]:
-    """Mean negative log-likelihood of drafts, nats a draft, and its gradient by the outputs.
+def losses(kind: Kind, outputs: torch.Tensor, labels: Labels) -> torch.Tensor:
+    """What training minimises, [..., n] by draft: its negative log-likelihood in nats, or its
+    squared error in tokens (paper, Table 10).
 
     Args:
-        outputs: float32 [..., n, BUCKETS] of networks.
-        found: of the n drafts of each.
-
-    Returns:
-        the losses [...], and float32 [..., n, BUCKETS].
+        outputs: float32 [..., n, outputs] of networks of ``kind``.
+        labels: tensors.
     """
-    gradient = _sigmoid(outputs)
-    lost = _softplus(outputs, gradient)
-    lost *= found.positions
-    lost -= found.ended * outputs
-    gradient *= found.positions
-    gradient -= found.ended
-    n = outputs.shape[-2]
-    gradient *= np.float32(1.0 / n)
-    return lost.sum(axis=(-2, -1)) / n, gradient
+    if kind == "survival":
+        nats: torch.Tensor = labels.at_risk * softplus(outputs) - labels.events * outputs
+        return nats.sum(dim=-1)
+    return _error(outputs, labels).square()
 
 
-def payoff_loss(outputs: FloatArray, found: Faced) -> tuple[Floats, FloatArray]:
-    """Mean squared error of ``outputs`` [..., n, 1], tokens squared (paper, Table 10), and its
-    gradient.
-
-    A censored label is a lower bound: a prediction below it costs, one above it does not.
-    """
-    error = outputs - found.accepted[..., None]
-    error[found.censored] = np.minimum(error[found.censored], 0.0)
-    loss = np.square(error, dtype=np.float64).mean(axis=(-2, -1))
-    return loss, error * np.float32(2.0 / outputs.shape[-2])
-
-
-def bounded(likelihood: Floats) -> Floats:
-    """``likelihood`` from ``WORST`` to zero; what is no number is the worst."""
-    found: Floats = np.clip(np.nan_to_num(likelihood, nan=WORST, posinf=WORST), WORST, 0.0)
-    return found
+def scores(kind: Kind, outputs: torch.Tensor, labels: Labels) -> Floats:
+    """How well networks predicted drafts, in nats [..., n], each at least ``WORST``: by likelihood,
+    for kind ``payoff`` Cauchy's at a scale of a token. A squared error is no likelihood without a
+    variance, and one long draft would decide a thousand."""
+    if kind == "survival":
+        found = -losses(kind, outputs, labels)
+    else:
+        found = -torch.log1p(_error(outputs, labels).square())
+    clipped: Floats = torch.nan_to_num(found, nan=WORST).clamp(WORST, 0.0).double().numpy()
+    return clipped
 
 
-def _sigmoid(x: FloatArray) -> FloatArray:
-    """Chances of the log-odds ``x``, none below what a float32 can take the logarithm of."""
-    found: FloatArray = np.maximum(x, np.float32(-80.0))
-    np.negative(found, out=found)
-    np.exp(found, out=found)
-    found += np.float32(1.0)
-    return np.reciprocal(found, out=found)
-
-
-def _softplus(x: FloatArray, chance: FloatArray) -> FloatArray:
-    """``log(1 + exp(x))``, from the ``_sigmoid`` of ``x``."""
-    found: FloatArray = np.log(chance)
-    np.subtract(x, found, out=found)
-    return np.maximum(found, np.float32(0.0), out=found)
+def _error(outputs: torch.Tensor, labels: Labels) -> torch.Tensor:
+    """Prediction less label [..., n]; above a lower bound there is none."""
+    error = outputs[..., 0] - labels.accepted
+    return torch.where(labels.censored, error.clamp(max=0.0), error)

@@ -104,9 +104,11 @@ class Buffer:
         self.total += len(rows)
         self._held = min(self._held + len(rows), self.capacity)
 
-    def times(self) -> dict[str, float]:
-        """``time_from`` and ``time_to`` of what is held, in seconds since the epoch."""
-        held = self._ring.time[np.arange(self.total - len(self), self.total) % self.capacity]
+    def times(self, last: int) -> dict[str, float]:
+        """``time_from`` and ``time_to`` of the newest rows, at most ``last``, in seconds since the
+        epoch."""
+        first = self.total - min(len(self), last)
+        held = self._ring.time[np.arange(first, self.total) % self.capacity]
         return {"time_from": float(held.min()), "time_to": float(held.max())} if len(held) else {}
 
     def recent(self, last: int) -> Rows:
@@ -117,9 +119,25 @@ class Buffer:
             return joined([self._ring.part(begins, self.capacity), self._ring.part(0, ends)])
         return joined([self._ring.part(begins, ends)])
 
+    def training(self) -> NDArray[np.int64]:
+        """Numbers of the rows held that may be learned from, oldest first: all, where none else is
+        there."""
+        numbers = np.arange(self.total - len(self), self.total)
+        taught = self._ring.session[numbers % self.capacity] % np.uint64(HELD_OUT) != 0
+        return numbers[taught] if taught.any() else numbers
+
     def at(self, numbers: NDArray[np.int64]) -> Rows:
         """The rows of these ``numbers``, each among the newest ``capacity``, copied."""
         return self._ring.take(numbers % self.capacity)
+
+
+HELD_OUT: Final = 4
+"""One session of so many, by its hash, is not learned from: it judges what the others taught."""
+
+
+def is_held_out(session: int) -> bool:
+    """Whether nothing is learned from the session of this hash."""
+    return session % HELD_OUT == 0
 
 
 def hash_id(text: str) -> int:

@@ -1,42 +1,41 @@
-"""Networks in training, incrementally or from scratch: what a policy's layers come from.
+"""Networks in training, incrementally or from scratch: torch's modules and torch's Adam.
 
-The kind ``payoff`` is the paper's (Table 10: 256-256-1, ReLU, squared error, rate 1e-3), the kind
-``survival`` is smaller and learns the hazard at each draft position by likelihood. The gradient is
-written out (back-propagation through ReLU layers) and followed by Adam (Kingma and Ba 2015): on
-networks this small an automatic one spends seven eighths of its time on calling itself.
+The kind ``payoff`` is the paper's (Table 10: 256-256-1, ReLU, squared error, rate 1e-3). The kind
+``survival`` is smaller and learns the hazard at each draft position by likelihood. Weights and
+moments are numpy arrays whose memory torch trains in place: what is exported, saved and restored is
+plain numbers, and ``decoder.policy`` serves them without torch.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
+import torch
 
-from decoder.compiled import Float32Matrix, entry_point
 from decoder.contracts.bundle import OUTPUTS, PROBES, Kind, Policy
 from decoder.contracts.features import NUM_FEATURES, FloatArray
-from learner.training.losses import Faced, Floats, faced, payoff_loss, survival_loss
+from learner.training.losses import Labels, labels_of, losses, tensors
 from learner.training.rows import Rows
 
 HIDDEN: Final[dict[Kind, tuple[int, ...]]] = {"payoff": (256, 256), "survival": (64, 64)}
-QUICK: Final = 1e-3
+FAST: Final = 1e-3
 """Learning rate of a network that starts at random (paper, Table 10)."""
-CAREFUL: Final = 3e-4
-"""For a network that was good already. Some hundred drafts of a handful of requests are soon
+SLOW: Final = 3e-4
+"""Of a network that was good already. Some hundred drafts of a handful of requests are soon
 learned by heart: at the rate above, what won on one kind of traffic lost up to 1% when another came
 until the first policy was back, at this one 0.6%, and gained no less where it was right."""
-MOMENTUM: Final = 0.9
-SQUARES: Final = 0.999
-TINY: Final = 1e-8
-"""Of Adam: the memories of gradient and squared gradient, and what keeps a quotient finite."""
-STEEPEST: Final = 10.0
-"""Norm of a gradient that is followed as it is; a longer one is cut to it. One absurd feature would
-otherwise fill the memory of squares, and nothing be learned for the next thousand steps."""
+MAX_NORM: Final = 10.0
+"""Gradients are clipped to it: one steep step would otherwise fill Adam's second moment, and
+nothing be learned for the next thousand."""
+MAX_FEATURE: Final = 1e4
+"""Standard deviations from the mean; features beyond it train as if they were there. Anybody may
+send an absurd one, and its gradient would be no number."""
 SEED: Final = 42
 BATCH: Final = 65_536
 MIN_STD: Final = 0.05
@@ -44,19 +43,38 @@ MIN_STD: Final = 0.05
 network in the thousands the first time it does. Features are tokens, log tokens, or shares."""
 
 Layers = Sequence[tuple[FloatArray, FloatArray]]
-_PRODUCTS: Final = ThreadpoolController()
-"""Limited to one thread: products this small gain nothing from a second, and wait for it where
-other work has its core (learning took twelve times as long)."""
+
+
+class Network(torch.nn.Module):
+    """Perceptrons of one shape side by side: each layer is one batched product, since calls cost
+    as much as networks this small compute.
+
+    ``weights`` [networks, parameters] hold all layers of each, a weight [in, out] before its bias.
+    """
+
+    def __init__(self, weights: torch.Tensor, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(weights)
+        self._shapes = list(itertools.pairwise(widths))
+        self._sizes = [size for i, o in self._shapes for size in (i * o, o)]
+
+    def forward(self, entering: torch.Tensor) -> torch.Tensor:
+        """Outputs [networks, n, out] for normalised features [networks, n, in]."""
+        parts = self.weights.split(self._sizes, dim=1)
+        for layer, shape in enumerate(self._shapes):
+            weight, bias = parts[2 * layer].unflatten(1, shape), parts[2 * layer + 1]
+            entering = torch.baddbmm(bias[:, None], entering, weight)
+            if layer < len(self._shapes) - 1:
+                entering = entering.relu()
+        return entering
 
 
 @dataclass
 class Trainer:
-    """A network in training. Weights only mean something together with ``mean`` and ``std``.
+    """One or several networks in training. Weights only mean something with ``mean`` and ``std``.
 
-    ``weights`` and the moments hold all layers in one row, each weight [in, out] before its bias.
-    Networks of one kind, shape, normaliser and rate may be one trainer that learns side by side
-    (:func:`abreast`): then each has a row, and ``updates`` a number. ``[...]`` below is nothing
-    for one network, and their number for several.
+    ``weights``, ``momentum`` and ``squares`` (Adam's moments) are float32 [networks, parameters];
+    ``steps`` [1] counts optimiser steps. ``network`` and ``optimiser`` train their memory in place.
     """
 
     kind: Kind
@@ -67,19 +85,36 @@ class Trainer:
     mean: FloatArray
     std: FloatArray
     rate: float
-    updates: NDArray[np.int64]
+    steps: FloatArray
 
-    def layers(self, row: FloatArray | None = None) -> list[tuple[FloatArray, FloatArray]]:
-        """Views of ``weights``, or of another ``row`` like it, as (weight [..., in, out], bias
-        [..., out])."""
-        row = self.weights if row is None else row
+    @cached_property
+    def network(self) -> Network:
+        """The module of ``weights``."""
+        return Network(torch.from_numpy(self.weights), self.widths)
+
+    @cached_property
+    def optimiser(self) -> torch.optim.Adam:
+        """Adam with the moments that are held here."""
+        weights = self.network.weights
+        adam = torch.optim.Adam([weights], lr=self.rate, fused=True)
+        held = {"exp_avg": self.momentum, "exp_avg_sq": self.squares}
+        adam.state[weights] = {name: torch.from_numpy(each) for name, each in held.items()}
+        adam.state[weights]["step"] = torch.from_numpy(self.steps)[0]
+        return adam
+
+    def layers(self, network: int = 0) -> list[tuple[FloatArray, FloatArray]]:
+        """Views of one network's weights, as (weight [in, out], bias [out])."""
         found, at = [], 0
         for inputs, outputs in itertools.pairwise(self.widths):
-            middle, end = at + inputs * outputs, at + (inputs + 1) * outputs
-            weight = row[..., at:middle].reshape(*row.shape[:-1], inputs, outputs)
-            found.append((weight, row[..., middle:end]))
-            at = end
+            row, middle = self.weights[network], at + inputs * outputs
+            found.append((row[at:middle].reshape(inputs, outputs), row[middle : middle + outputs]))
+            at = middle + outputs
         return found
+
+    def copy(self, source: int, target: int) -> None:
+        """Let network ``target`` go on from where ``source`` stands. Mutates."""
+        for held in (self.weights, self.momentum, self.squares):
+            held[target] = held[source]
 
 
 def normaliser(features: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -90,12 +125,11 @@ def normaliser(features: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def start(
-    kind: Kind, mean: FloatArray, std: FloatArray, layers: Layers = (), rate: float = QUICK
-) -> Trainer:
-    """A trainer that continues from ``layers`` ([in, out] weights), or begins at random.
-
-    At random is uniformly within the root of one over a layer's inputs.
-    """
+    kind: Kind, normal: tuple[FloatArray, FloatArray], layers: Layers = (), rate: float = FAST,
+    networks: int = 1,
+) -> Trainer:  # fmt: skip
+    """So many equal networks that continue from ``layers`` ([in, out] weights), or begin at random:
+    uniformly within the root of one over a layer's inputs."""
     if not layers:
         draw = np.random.default_rng(SEED)
         made = []
@@ -106,60 +140,39 @@ def start(
             made.append((weight, bias))
         layers = made
     widths = (NUM_FEATURES, *(len(bias) for _, bias in layers))
-    weights = np.concatenate([part.ravel() for layer in layers for part in layer])
-    still = np.zeros_like(weights)
-    moments = still, still.copy()
-    none_yet = np.zeros((), np.int64)
-    return Trainer(kind, widths, weights, *moments, mean.copy(), std.copy(), rate, none_yet)
+    row = np.concatenate([part.ravel() for layer in layers for part in layer])
+    weights = np.tile(row.astype(np.float32), (networks, 1))
+    moments = np.zeros_like(weights), np.zeros_like(weights)
+    mean, std = (part.copy() for part in normal)
+    return Trainer(kind, widths, weights, *moments, mean, std, rate, np.zeros(1, np.float32))
 
 
-def abreast(trainers: Sequence[Trainer]) -> Trainer:
-    """Single networks of one kind, shape, normaliser and rate as one trainer, which does to each
-    what it would have done by itself: with networks this small, calls cost as much as what they
-    compute. Rows are copies."""
-    rows: dict[str, Any] = {
-        name: np.stack([getattr(each, name) for each in trainers]) for name in _OWN
-    }
-    return replace(trainers[0], **rows)
+def outputs_of(trainer: Trainer, features: FloatArray) -> torch.Tensor:
+    """Raw outputs [networks, n, outputs] for ``features`` [n, features]."""
+    entering = _normalised(trainer, features).expand(len(trainer.weights), -1, -1)
+    with torch.no_grad(), one_thread():
+        outputs: torch.Tensor = trainer.network(entering)
+    return outputs
 
 
-def apart(trainer: Trainer) -> list[Trainer]:
-    """Each network of ``trainer`` by itself, in views."""
-    return [
-        replace(trainer, **{name: getattr(trainer, name)[index, ...] for name in _OWN})
-        for index in range(len(trainer.updates))
-    ]
-
-
-def outputs_of(trainer: Trainer, features: FloatArray) -> FloatArray:
-    """Raw outputs [..., n, outputs] of the network for ``features`` [n, features]."""
-    with _PRODUCTS.limit(limits=1, user_api="blas"):
-        return _forward(trainer, _entering(trainer, features))[-1]
-
-
-def update(trainer: Trainer, rows: Rows) -> float:
-    """One step of Adam of a single network on the minibatch ``rows``; returns its loss. Mutates.
-
-    A loss or a gradient that is not finite, or whose square is not, leaves the weights alone.
-    """
-    return float(updates(trainer, rows, len(rows))[0])
-
-
-def updates(trainer: Trainer, rows: Rows, batch: int) -> list[Floats]:
-    """:func:`update` of each network on ``batch`` of ``rows`` after ``batch``, as often as they
+def update(trainer: Trainer, rows: Rows, batch: int) -> None:
+    """Steps of Adam of each network on ``batch`` of ``rows`` after ``batch``, as often as they
     suffice for all: a step's minibatches, network by network, lie before those of the next step.
-
-    What does not depend on the weights is worked out for all of them at once.
-
-    Returns:
-        the losses [...] of each step.
-    """
-    shape = (-1, *trainer.updates.shape, batch)
-    alone = _PRODUCTS.limit(limits=1, user_api="blas")
-    with alone, np.errstate(all="ignore"):  # what overflows is left alone
-        columns = _entering(trainer, rows.features), *faced(rows)
-        steps = zip(*(part.reshape(*shape, *part.shape[1:]) for part in columns), strict=True)
-        return [_step(trainer, entering, Faced(*found)) for entering, *found in steps]
+    A step whose gradient is not finite is left out. Mutates."""
+    shape = (-1, len(trainer.weights), batch)
+    columns = _normalised(trainer, rows.features), *tensors(labels_of(rows))
+    steps = zip(*(part.unflatten(0, shape) for part in columns), strict=True)
+    with one_thread():
+        for entering, *labels in steps:
+            trainer.optimiser.zero_grad()
+            found = losses(trainer.kind, trainer.network(entering), Labels(*labels))
+            torch.autograd.backward(found.mean(dim=-1).sum())
+            gradient = trainer.network.weights.grad
+            assert gradient is not None
+            norms = gradient.norm(dim=1, keepdim=True)
+            if torch.isfinite(norms).all():
+                gradient.mul_((MAX_NORM / norms).clamp(max=1.0))
+                trainer.optimiser.step()
 
 
 def fit(rows: Rows, kind: Kind = "survival", epochs: int = 20) -> Trainer:
@@ -170,22 +183,18 @@ def fit(rows: Rows, kind: Kind = "survival", epochs: int = 20) -> Trainer:
     """
     n = len(rows)
     size = min(BATCH, max(64, n // 50))
-    trainer = start(kind, *normaliser(rows.features))
+    trainer = start(kind, normaliser(rows.features))
     order = np.random.default_rng(SEED)
     for _ in range(epochs):
         for chunk in np.array_split(order.permutation(n), max(1, -(-n // size))):
-            update(trainer, rows.take(chunk))
+            update(trainer, rows.take(chunk), len(chunk))
     return trainer
 
 
-def take_over(trainer: Trainer, other: Trainer) -> None:
-    """Go on from where ``other``, of the same shape and normaliser, stands. Mutates."""
-    for name in _OWN:
-        getattr(trainer, name)[...] = getattr(other, name)
-
-
-def export(trainer: Trainer, scope: str, threshold: float, probes: FloatArray) -> Policy:
-    """The network as a policy of version 0 with up to ``PROBES`` rows of ``probes`` [n, features].
+def export(
+    trainer: Trainer, scope: str, threshold: float, probes: FloatArray, network: int = 0
+) -> Policy:
+    """A network as a policy of version 0 with up to ``PROBES`` rows of ``probes`` [n, features].
 
     Arrays are copies: training on does not change the policy.
     """
@@ -196,99 +205,25 @@ def export(trainer: Trainer, scope: str, threshold: float, probes: FloatArray) -
         kind=trainer.kind,
         mean=trainer.mean.copy(),
         std=trainer.std.copy(),
-        layers=tuple((weight.copy(), bias.copy()) for weight, bias in trainer.layers()),
+        layers=tuple((weight.copy(), bias.copy()) for weight, bias in trainer.layers(network)),
     )
     return policy.with_probes(probes[:PROBES])
 
 
-_OWN: Final = ("weights", "momentum", "squares", "updates")
-"""What each of several networks has for itself."""
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Products this small gain nothing from a second thread, and wait for it where other work has
+    its core (learning took twelve times as long)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def _entering(trainer: Trainer, features: FloatArray) -> FloatArray:
-    """``features`` [n, features] as the first layer takes them."""
-    entering = features - trainer.mean
-    entering /= trainer.std  # in place: a second large array costs more than the division
-    return entering
-
-
-def _forward(trainer: Trainer, entering: FloatArray) -> list[FloatArray]:
-    """What enters each layer, then what leaves the last."""
-    entered = [entering]
-    layers = trainer.layers()
-    for index, (weight, bias) in enumerate(layers):
-        hidden = entered[-1] @ weight
-        hidden += bias[..., None, :]
-        if index < len(layers) - 1:
-            # beside an array of zeros: beside a number it takes four times as long
-            np.maximum(hidden, np.zeros_like(hidden), out=hidden)
-        entered.append(hidden)
-    return entered
-
-
-def _gradient(trainer: Trainer, entering: FloatArray, found: Faced) -> tuple[Floats, FloatArray]:
-    entered = _forward(trainer, entering)
-    loss_of = survival_loss if trainer.kind == "survival" else payoff_loss
-    value, back = loss_of(entered[-1], found)
-    slope = np.empty_like(trainer.weights)
-    parts, layers = trainer.layers(slope), trainer.layers()
-    ones = np.ones((1, entering.shape[-2]), np.float32)  # a product sums faster than a sum
-    for index in reversed(range(len(layers))):
-        weight, bias = parts[index]
-        np.matmul(entered[index].swapaxes(-1, -2), back, out=weight)
-        np.matmul(ones, back, out=bias[..., None, :])
-        if index:
-            back = back @ layers[index][0].swapaxes(-1, -2)
-            back *= entered[index] > _ZERO
-    return value, slope
-
-
-def _step(trainer: Trainer, entering: FloatArray, found: Faced) -> Floats:
-    value, slope = _gradient(trainer, entering, found)
-    squared = np.vecdot(slope, slope)
-    steepness = np.sqrt(squared, dtype=np.float64)
-    wrong = ~(np.isfinite(value) & np.isfinite(steepness))
-    kept = None
-    if wrong.any():
-        kept = {name: getattr(trainer, name)[wrong] for name in _OWN}
-        slope[wrong] = 0.0
-        value = np.where(np.isfinite(value) & wrong, np.inf, value)
-    _adam(trainer, slope, np.minimum(1.0, STEEPEST / np.maximum(steepness, TINY)))
-    for name, before in kept.items() if kept else ():
-        getattr(trainer, name)[wrong] = before
-    return value
-
-
-def _adam(trainer: Trainer, slope: FloatArray, scale: Floats) -> None:
-    """A step down ``slope`` times ``scale`` [...]. Mutates the trainer."""
-    trainer.updates += 1
-    bare = np.sqrt(1.0 - SQUARES**trainer.updates)  # of what the memory of squares began with
-    length = trainer.rate * bare / (1.0 - MOMENTUM**trainer.updates)
-    enters = scale * (1.0 - MOMENTUM), scale * np.sqrt(1.0 - SQUARES)
-    by = np.stack([*enters, TINY * bare, length], axis=-1).astype(np.float32)
-    rows = (trainer.weights, trainer.momentum, trainer.squares, slope, by)
-    _descend(*(each.reshape(-1, each.shape[-1]) for each in rows))
-
-
-@entry_point
-def _descend(
-    weights: Float32Matrix,
-    momentum: Float32Matrix,
-    squares: Float32Matrix,
-    slope: Float32Matrix,
-    by: Float32Matrix,
-) -> None:
-    """Adam for networks in rows, each with four numbers ``by`` which to go: what its slope enters
-    both memories with, what keeps the quotient finite, and how far. In one pass, where a dozen of
-    numpy's take twice as long. Mutates the first three."""
-    for row in range(len(by)):
-        enters, enters_squared, tiny, length = by[row]
-        for i in range(weights.shape[1]):
-            steep = slope[row, i] * enters_squared
-            mean = momentum[row, i] * np.float32(MOMENTUM) + slope[row, i] * enters
-            square = squares[row, i] * np.float32(SQUARES) + steep * steep
-            momentum[row, i], squares[row, i] = mean, square
-            weights[row, i] -= mean / (np.sqrt(square) + tiny) * length
-
-
-_ZERO: Final = np.float32(0.0)
+def _normalised(trainer: Trainer, features: FloatArray) -> torch.Tensor:
+    with np.errstate(over="ignore"):  # what is absurd is clipped
+        entering = features - trainer.mean
+        entering /= trainer.std  # in place: a second large array costs more than the division
+    return torch.from_numpy(np.clip(entering, -MAX_FEATURE, MAX_FEATURE, out=entering))

@@ -1,37 +1,42 @@
-"""Methods that only the laboratory decides by, beside those of the reference engine.
+"""Decoding methods by name, for the reference engine and the replay.
 
 ``buckets``: payoffs of cache drafts counted by where they came from, and nothing learned beside.
 What vLLM's suffix decoding does after 0.33, with a model draft in the place of no draft: counts by
 source (the request's own text, or others'), length of match and position in the draft, the chance
 of a position being (accepted + 1) / (observed + 2), halved every :data:`HALVES` steps. Drafts and
-arms are priced as a survival policy's are, so that what differs is the estimate alone.
+arms are priced as a survival policy's are (:func:`priced`), so that what differs is the estimate
+alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
+from math import inf
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy, frequency_policy
-from decoder.contracts.features import FEATURES, FloatArray
+from decoder.contracts.errors import EngineError
+from decoder.contracts.features import FEATURES, NUM_FEATURES, FloatArray
 from decoder.core.choice import Chosen, Step, choose
-from decoder.engines.reference import method as reference
-from decoder.engines.reference.method import ALWAYS, Maker, Method
+from decoder.engines.reference.method import Method
 from decoder.policy.loops import Terms, draft_length, share_out, yields_of_places
-from decoder.policy.pricing import value_of
+from decoder.policy.pricing import token_value
 from pipelines.replay.events import EventLog
 
+NEVER, ALWAYS = inf, 0.0
+"""Thresholds of policies that verify no cache draft, and every one."""
+PAPER_FACTOR: Final = 1.0
+"""Draft tokens for each matched token, of the baselines (paper, Table 7)."""
 HALVES: Final = 1024
 """Steps after which counts lose half their weight."""
 MATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 """Longest match of each bucket; a ninth holds what is longer."""
 POSITIONS: Final = 64
 """Positions counted by themselves; later ones share the last."""
-_LOCAL, _MATCH, _LENGTH = (FEATURES.index(n) for n in ("local", "match_len", "draft_len"))
+_LOCAL, _MATCH, LENGTH = (FEATURES.index(n) for n in ("local", "match_len", "draft_len"))
 
 
 class Buckets:
@@ -60,37 +65,99 @@ class Buckets:
         """Survival of each draft through each of its positions: float32 [m, POSITIONS]."""
         held = (self._accepted + 1.0) / (self._observed + 2.0)
         found: FloatArray = np.cumprod(held[_places(features)], axis=1, dtype=np.float32)
-        found[np.arange(POSITIONS) >= features[:, _LENGTH, None]] = 0.0
+        found[np.arange(POSITIONS) >= features[:, LENGTH, None]] = 0.0
         return found
 
     def __call__(self, policy: Policy, step: Step) -> Chosen:
-        """As :func:`decoder.core.choice.choose`; model drafts yield what they did lately."""
+        """As :func:`decoder.core.choice.choose`."""
         self._steps += 1
         if self._steps % HALVES == 0:
             self._accepted /= 2.0
             self._observed /= 2.0
-        n, rows, costs, k = len(step.candidates), step.batch_size, step.costs, step.model_len
-        curves = np.zeros((n, POSITIONS), np.float32)
-        curves[step.owners] = self.curves(step.features)
-        terms = Terms(value_of(costs, rows, step.rate), rows, step.budget, costs.prices)
-        yields = np.empty((n, max(k, 1)), np.float32)
-        yields[:] = yields_of_places(step.odds, k) if k else 0.0
-        k = draft_length(yields, terms, costs.dense) if k else 0
-        model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
-        arms, lengths, _ = share_out(curves, model, k, terms, costs.dense)
-        candidates = step.candidates
-        candidates["wanted"], candidates["length"] = arms, lengths
-        candidates["expected"], candidates["model"] = curves.sum(axis=1), model
-        return Chosen(k or step.model_len)
+        return priced(self.curves(step.features), step)
 
 
-METHODS: Final[Mapping[str, Maker]] = {
-    **reference.METHODS,
-    "buckets": lambda p, t, k: Method("buckets", frequency_policy("", ALWAYS), rule=Buckets),
+def priced(drafts: FloatArray, step: Step) -> Chosen:
+    """The best arms and lengths by survival curves [m, POSITIONS] of the step's cache drafts; model
+    drafts yield what they did lately."""
+    n, rows, costs, k = len(step.candidates), step.batch_size, step.costs, step.model_len
+    curves = np.zeros((n, POSITIONS), np.float32)
+    curves[step.owners] = drafts
+    value = float(token_value(rows, step.rate, costs.dense))
+    terms = Terms(value, rows, step.budget, costs.prices)
+    yields = np.empty((n, max(k, 1)), np.float32)
+    yields[:] = yields_of_places(step.odds, k) if k else 0.0
+    k = draft_length(yields, terms, costs.dense) if k else 0
+    model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
+    arms, lengths, _ = share_out(curves, model, k, terms, costs.dense)
+    candidates = step.candidates
+    candidates["policy_arm"], candidates["length"] = arms, lengths
+    candidates["expected"], candidates["model"] = curves.sum(axis=1), model
+    return Chosen(k or step.model_len)
+
+
+def _counting(threshold: float) -> Policy:
+    return frequency_policy("", threshold)
+
+
+def _learned(policy: Policy | None) -> Policy:
+    if policy is None:
+        raise EngineError("method 'hybrid' decides by a learned policy: give it one.")
+    return policy
+
+
+def _matched(least: int) -> Policy:
+    """Choose the cache draft where at least ``least`` tokens of context matched."""
+    weight = np.zeros((NUM_FEATURES, 1), np.float32)
+    weight[FEATURES.index("match_len")] = 2.0  # steep enough for every draft to reach 0.5
+    bias = np.array([1.0 - 2.0 * least], np.float32)
+    return Policy("", 0, 0.5, layers=((weight, bias),))
+
+
+def _baseline(name: str, policy: Policy, model: bool = True) -> Method:
+    return Method(name, policy, model, draft_factor=PAPER_FACTOR)
+
+
+Maker = Callable[[Policy | None, float | None, int], Method]
+
+METHODS: Final[dict[str, Maker]] = {
+    "greedy": lambda p, t, k: Method("greedy", _counting(NEVER), False, cache=False),
+    "eagle3": lambda p, t, k: Method("eagle3", _counting(NEVER), cache=False),
+    "suffix": lambda p, t, k: _baseline("suffix", _counting(ALWAYS), False),
+    "frequency": lambda p, t, k: _baseline("frequency", _counting(2.0 if t is None else t)),
+    "arctic": lambda p, t, k: _baseline("arctic", _counting(k)),
+    "match4": lambda p, t, k: _baseline("match4", _matched(4)),
+    "hybrid": lambda p, t, k: Method("hybrid", _learned(p)),
+    "buckets": lambda p, t, k: Method("buckets", _counting(ALWAYS), rule=Buckets),
 }
-"""Makers by name. ``buckets`` drafts as the worker does."""
-method = partial(reference.method, makers=METHODS)
-"""The method of a name, of these."""
+"""Makers by name. ``frequency`` is the paper's rule (counted score against a threshold), ``arctic``
+ArcticInference's (score against the length ``k`` of a model draft), ``match4`` TensorRT-LLM's (at
+least four tokens matched); ``hybrid`` is the learned policy. The baselines draft with the options
+of the paper's Table 7, ``hybrid`` and ``buckets`` with the worker's."""
+
+
+def method(
+    name: str,
+    *,
+    policy: Policy | None = None,
+    threshold: float | None = None,
+    k: int = 4,
+) -> Method:
+    """The method called ``name``.
+
+    Args:
+        policy: for ``hybrid``, which needs one.
+        threshold: for ``frequency``, tokens of counted score; 2 by default.
+        k: for ``arctic``, the required score.
+
+    Raises:
+        EngineError: there is no such method, or the learned policy is missing.
+    """
+    try:
+        maker = METHODS[name]
+    except KeyError:
+        raise EngineError(f"no method {name!r}: there are {', '.join(METHODS)}.") from None
+    return maker(policy, threshold, k)
 
 
 def deciding(method: Method) -> tuple[EventLog, Callable[..., Chosen]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from decoder.contracts.bundle import Policy
-from decoder.core.guards.floor import Floor
 from decoder.engines.reference.method import Method
 from pipelines.replay.engine import Simulator, Trace
 from pipelines.replay.rivals import method
@@ -37,16 +36,17 @@ def rivals(model_len: int) -> dict[str, Method]:
 def spent_by_rule(
     traces: Sequence[Trace], policy: Policy, simulator: Simulator, warm_up: Sequence[Trace] = (),
     router_us: Callable[[str], float] = lambda rule: 0.0, step: Step = lambda what, done, n: None,
+    others: Mapping[str, Method] = {},
 ) -> dict[str, Spent]:  # fmt: skip
-    """Tokens and time of each recording by every rival, and by the hybrid that decides by
-    ``policy``, with the floor that a worker gives a learned one; in the unit of the cost table.
-    ``router_us`` is what deciding adds to each cycle of a rule."""
-    spent = dict[str, Spent]()
-    rules = {**rivals(simulator.settings.model_draft_tokens), HYBRID: Method(HYBRID, policy)}
+    """Tokens and time of each recording by every rival, ``others`` among them, and by the hybrid
+    that decides by ``policy``, with a worker's guards if it is learned; in the unit of the cost
+    table. ``router_us`` is what deciding adds to each cycle of a rule."""
+    spent, length = dict[str, Spent](), simulator.settings.model_draft_tokens
+    rules = {**rivals(length), **others, HYBRID: Method(HYBRID, policy)}
     for done, (name, by) in enumerate(rules.items()):
         step("decoding by every rule, in virtual time", done, len(rules))
         learned = name == HYBRID and policy.kind == "survival"
-        cycles, _ = simulator.decode(traces, by, warm_up, floor=Floor(True) if learned else None)
+        cycles, _ = simulator.decode(traces, by, warm_up, guarded=learned)
         times = cycles.times(simulator.costs) + router_us(name)
         spent[name] = by_trace(cycles.trace, len(traces), cycles.committed, times)
     return spent

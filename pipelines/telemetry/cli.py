@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -54,6 +55,42 @@ def export(
         f"records read, {counts['refused']} refused, {counts['unreadable']} that cannot be "
         f"unpacked, {counts['removed']} removed by age"
     )
+
+
+@app.command()
+def watch(
+    past: Annotated[
+        bool, typer.Option("--past", help="Begin with what lies there, not at the end.")
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="What lies there alone, then how workloads stand.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Follow accepted length and calibration error by workload, until Ctrl-C.
+
+    A line for each change that ADWIN finds. What is expected of a draft is by
+    the policy that served it; the error is that less what was accepted.
+    Example: hvd telemetry watch --past
+    """
+    from pipelines.telemetry.watch import Followed, follow
+
+    followed = Followed()
+    try:
+        for change in follow(KafkaSettings.load(), followed, past=past or once, on=not once):
+            _say(json.dumps(asdict(change)) if as_json else str(change), out)
+    except KeyboardInterrupt:
+        _say("")
+    found = followed.summary()
+    if as_json:
+        return _say(json.dumps(found), out)
+    for name, of in found["workloads"].items():
+        _say(
+            f"{name or '(no workload)'}: {of['drafts']} drafts, {of['accepted']:.2f} tokens "
+            f"accepted, {of['calibration']:+.2f} expected beyond them",
+            out,
+        )
+    return _say(f"{found['refused']} records refused") if found["refused"] else None
 
 
 @app.command()

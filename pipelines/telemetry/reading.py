@@ -13,7 +13,7 @@ from kafka.errors import UnknownTopicOrPartitionError
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import Topic
-from decoder.kafka.clients import AWAY, close, fetch, listens, offsets, open_consumer, places_of
+from decoder.kafka.clients import AWAY, close, fetch, listens, offsets, open_consumer, partitions_of
 from decoder.kafka.codec import Unreadable
 
 ANSWER_MS: Final = 200
@@ -53,7 +53,7 @@ def spans(consumer: Any, topic: Topic) -> dict[int, range]:
     Raises:
         KafkaError, OSError: broker or topic are away.
     """
-    places = places_of(consumer, topic.name)
+    places = partitions_of(consumer, topic.name)
     begins = offsets(consumer.beginning_offsets, places)
     ends = offsets(consumer.end_offsets, places)
     return {place.partition: range(begins[place], ends[place]) for place in places}

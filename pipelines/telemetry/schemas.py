@@ -140,7 +140,6 @@ def _policy() -> Schema:
     low, high = PARAMETERS
     for name in ("threshold", "model_payoff"):
         schema["properties"][name] |= {"exclusiveMinimum": low, "exclusiveMaximum": high}
-    schema["properties"]["share"] |= {"minimum": 0, "maximum": 1}
     return schema
 
 

@@ -30,7 +30,7 @@ from decoder.kafka.clients import (
     layout_of,
     listens,
     open_consumer,
-    places_of,
+    partitions_of,
 )
 from decoder.limited_log import LimitedLog
 
@@ -333,7 +333,7 @@ class Observer:
 
     def _follow(self, consumer: Any) -> None:
         for topic in FOLLOWED:
-            places_of(consumer, topic.name)
+            partitions_of(consumer, topic.name)
         places = _topic_ids(consumer)
         is_whole = math.isinf(self.since_s)
         consumer.assign(list(places))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from decoder.contracts.bundle import ANY_SCOPE, TRIAL, _digest, frequency_policy, metadata_of
-from decoder.contracts.errors import LONGEST, PolicyRefused
+from decoder.contracts.errors import MAX_CHARACTERS, PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.policy.estimate import Estimate, decide_each, predict
 from decoder.policy.pricing import NOMINAL
@@ -140,7 +140,7 @@ def test_arrays_of_another_hand_are_refused(reason: str) -> None:
 def test_a_refusal_is_short_however_long_the_names_in_a_bundle_are() -> None:
     with pytest.raises(PolicyRefused) as refused:
         from_bytes(rewritten({}, **{"://a" * 500_000: np.zeros(1)}), "scope")
-    assert refused.value.reason == "dtype" and len(str(refused.value)) <= LONGEST
+    assert refused.value.reason == "dtype" and len(str(refused.value)) <= MAX_CHARACTERS
 
 
 @given(

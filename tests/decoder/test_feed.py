@@ -185,7 +185,7 @@ def test_of_a_flood_at_most_a_record_of_each_key_is_kept(
     consumer = Consumer(
         lambda: [SimpleNamespace(key=key, partition=0, value=bytes(100_000), headers=[])]
     )
-    monkeypatch.setattr("decoder.kafka.compacted.MOST_SECONDS", 0.05)
+    monkeypatch.setattr("decoder.kafka.compacted.MAX_OVERRUN_S", 0.05)
     feed, desk = feed_of(consumer, monkeypatch, 1 << 60, secret)
     tracemalloc.start()
     try:

@@ -210,12 +210,13 @@ def plain(text: str) -> str:
 
 def metrics() -> str:
     """Every series of worker and learner, beside vLLM's own."""
-    rows = [(f"hvd_{name}_total", said, "worker") for name, said in worker.COUNTS.items()]
+    meaning_of = worker.meaning_of
+    rows = [(f"hvd_{name}_total", meaning_of(name), "worker") for name in worker.COUNTS]
     rows += [
-        (f"hvd_{name}_total", said, f"worker, {label}")
-        for name, (label, said) in worker.COUNTS_BY.items()
+        (f"hvd_{name}_total", meaning_of(name), f"worker, {label}")
+        for name, label in worker.COUNTS_BY.items()
     ]
-    rows += [(f"hvd_{name}", said, "worker") for name, said in worker.LEVELS.items()]
+    rows += [(f"hvd_{name}", meaning_of(name), "worker") for name in worker.LEVELS]
     rows += [*SERVING, *SIDES]
     of: list[tuple[Mapping[str, str], str, str]] = [
         (learner.COUNTS, "_total", ""),
@@ -239,6 +240,34 @@ def metrics() -> str:
     )
 
 
+ACCEPTED: Final = {
+    "method eagle3": "cache drafts, model drafts, or none, by the cycle",
+    "method suffix": "cache drafts or none",
+    "`num_speculative_tokens`": "limit of the drafts of all arms; the paper's is 64, and a smaller "
+    "one splits copied text into more cycles",
+    "`disable_eagle_block_drop`": "true: a shared prefix is reused whole; false: its last block "
+    "(128 tokens on a CPU) is prefilled again for one position of the drafter's cache",
+    "`VLLM_USE_V2_MODEL_RUNNER`": "unset: the V1 runner, or V2 for features that only V2 has. 1: "
+    "V2, which was not run on a GPU; there the drafter runs in every step, and plain steps use "
+    "piecewise graphs unless enable_adaptive_verification is on",
+    "`--async-scheduling` with the V2 runner": "each step is trimmed to the chosen drafts; until "
+    "then it reserves the longest ones, so num_speculative_tokens of 16 to 24 leaves prompts more "
+    "of a step",
+    "`--tensor-parallel-size`": "rank 0 decides and the others follow: one worker, one cache, one "
+    "stream of telemetry; the drafter runs in every step",
+    "`--data-parallel-size`, dense model": "each replica is a worker of its own, with its own "
+    "cache and name",
+    "`--max-num-batched-tokens`, `--max-num-seqs`, `--enable-chunked-prefill`, "
+    "`--scheduling-policy`, `--quantization`, `--dtype`, KV cache": "drafts use what prompts leave "
+    "of a step; a preempted request resumes, and gets drafts again; costs are measured on the "
+    "model as it runs",
+    "`--structured-outputs-config`, backend auto, xgrammar, guidance or outlines": "vLLM truncates "
+    "drafts at the first token that breaks the grammar; the rest does not count as drafted",
+    "`--enforce-eager`, `cudagraph_mode`": "steps without drafts run on full graphs of their own "
+    "size, steps with drafts on piecewise ones; a mode without either stays",
+}
+
+
 def vllm_settings() -> str:
     """What the plugin makes of vLLM's settings."""
     rows = [
@@ -246,10 +275,13 @@ def vllm_settings() -> str:
         for row in REQUIREMENTS
     ]
     return (
-        "# vLLM's settings\n\nWhat the plugin makes of them, made of the code. *Accepted* works as "
-        "in plain vLLM, *clamped* with the limit that is named, *refused* ends the start with the "
-        "sentence of the last column. [The plugin in your vLLM](../vllm.md) has the rest.\n\n"
+        "# vLLM's settings\n\nWhat the plugin makes of them, made of the code. *Clamped* works "
+        "with the limit that is named, *refused* ends the start with the sentence of the last "
+        "column. All others work as in plain vLLM. "
+        "[The plugin in your vLLM](../vllm.md) has the rest.\n\n"
         + table(["setting", "values", "", "why"], rows)
+        + "\n## Accepted\n\n"
+        + table(["setting", "what it does here"], [[*row] for row in ACCEPTED.items()])
     )
 
 

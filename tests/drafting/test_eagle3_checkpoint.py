@@ -20,8 +20,8 @@ from torch import Tensor
 from decoder.contracts.errors import ModelError
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.method import method
 from decoder.engines.reference.session import Session
+from pipelines.replay.rivals import method
 from tests.engines.tiny import tiny_prompt, tiny_target
 
 SIZES: dict[str, Any] = {

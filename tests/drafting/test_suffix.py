@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from decoder.drafting.blocks import Blocks
 from decoder.drafting.drafts import CacheDraft
-from decoder.drafting.suffix import LEAST, PAGE_BYTES, STEP_TOKENS, SuffixCache
+from decoder.drafting.suffix import LAST, PAGE_BYTES, STEP_TOKENS, SuffixCache
+from decoder.drafting.windows import PAGE
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, FLOORS, cache_key
 
@@ -135,43 +136,38 @@ def test_text_comes_and_goes_and_the_books_are_even() -> None:
             cache.stop(name)
             cache.stop(name)  # a second time is ignored
     assert cache.evicted
-    owners = cache.pool.pages["owner"]
-    assert cache.held_bytes == (owners > 0).sum() * PAGE_BYTES
-    while cache._shares.evict(cache._take):
+    used = [row for row in range(256) if cache.pool.windows["mask"][row]]
+    assert sorted(cache._owners) == used
+    assert cache.held_bytes == (cache.pool.windows["mask"][used] + 1).sum() // PAGE * PAGE_BYTES
+    while cache._shares.evict(cache._evict):
         pass
-    assert cache.held_bytes == 0 and not owners.any()
-    assert not cache._active and not cache._shared and not cache._shares._owners
-    size = len(cache._blocks._free) - 1
-    assert [len(free) for free in cache._blocks._free] == [0] * LEAST + [1] * (size - LEAST) + [0]
+    assert cache.held_bytes == 0 and not cache.pool.windows["mask"].any()
+    assert not (cache._active or cache._keys or cache._owners or cache._shares._owners)
+    assert cache._blocks._free == Blocks(len(cache.pool.before))._free
     assert len(cache._rows) == 255
 
 
-def test_the_bytes_booked_are_no_fewer_than_the_arrays_hold() -> None:
-    cache = SuffixCache(WorkerSettings())
-    for i, length in enumerate((1, 40, 700, 5000, 70_000)):
-        cache.start(str(i), array(some(i, length)), f"t{i}")
-        cache.index(None)
-        cache.extend(str(i), some(i, 3 * length))
-    pool = cache.pool
-    pages, masks = int((pool.pages["owner"] > 0).sum()), pool.indexes["mask"]
-    buckets = int((masks[masks > 0] + 1).sum())
-    each = pool.text.nbytes + pool.chains.nbytes + pool.pages.nbytes + pool.free.nbytes
-    assert pages * each / len(pool.pages) + buckets * pool.heads[0].nbytes <= cache.held_bytes
+def test_the_bytes_booked_are_those_of_the_arrays() -> None:
+    pool = SuffixCache(WorkerSettings()).pool
+    held = sum(array.nbytes for array in pool) - pool.windows.nbytes - pool.lost.nbytes
+    assert held == len(pool.before) * PAGE_BYTES <= 2 * 2**30
 
 
-def test_blocks_split_and_joined_never_overlap() -> None:
-    blocks, rng, taken = Blocks(10), np.random.default_rng(7), list[tuple[int, int]]()
+@pytest.mark.parametrize("length", [1024, 1000, 7])
+def test_blocks_split_and_joined_never_overlap(length: int) -> None:
+    blocks, rng, taken = Blocks(length), np.random.default_rng(7), list[tuple[int, int]]()
     for _ in range(2000):
         if taken and rng.random() < 0.5:
             blocks.give(*taken.pop(int(rng.integers(len(taken)))))
         size = int(rng.integers(0, 8))
         if (begin := blocks.take(size)) >= 0:
             taken.append((begin, size))
+            assert begin % (1 << size) == 0
         cells = [cell for begin, size in taken for cell in range(begin, begin + (1 << size))]
-        assert len(cells) == len(set(cells)) and max(cells, default=0) < 1024
+        assert len(cells) == len(set(cells)) and max(cells, default=0) < length
     for each in taken:
         blocks.give(*each)
-    assert blocks.take(10) == 0
+    assert blocks._free == Blocks(length)._free
 
 
 def test_a_request_for_which_there_is_no_room_keeps_its_newest_text() -> None:
@@ -224,7 +220,7 @@ def test_what_one_tenant_wrote_is_in_no_draft_of_another(writer: str) -> None:
 
 
 def hostile_names(cache: SuffixCache) -> None:
-    for i in range(2_500):
+    for i in range(3_500):
         finish(cache, "flood", some(10_000 + i, 60), f"invented{i}")
 
 
@@ -248,7 +244,7 @@ def hostile_never_ending(cache: SuffixCache) -> None:
 
 
 def hostile_salts(cache: SuffixCache) -> None:
-    for i in range(3_000):
+    for i in range(4_000):
         finish(cache, "flood", some(50_000 + i, 60), cache_key("salting", str(i)))
 
 
@@ -302,3 +298,59 @@ def test_of_one_tenant_the_oldest_output_gives_way_first() -> None:
     held = [drawn(cache, output[:10], "only") is not None for output in outputs]
     assert not held[0] and held[-1]
     assert held == sorted(held)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 7), st.integers(0, 600), st.booleans()), min_size=20, max_size=80
+    )
+)
+def test_no_draft_shows_what_another_key_wrote(steps: list[tuple[int, int, bool]]) -> None:
+    """Windows grow, are halved and leave their memory to others, with tokens that all use."""
+    cache, rng = SuffixCache(WorkerSettings(cache_gib=MIB / 8)), np.random.default_rng(4)
+    keys = ["a", "b", cache_key("a", "s"), ALONE]
+    active = dict[str, np.ndarray]()
+
+    def some_of(number: int, count: int) -> np.ndarray:
+        own = rng.integers(100 * number + 100, 100 * number + 103, count)
+        return np.where(np.arange(count) % 3, rng.integers(0, 2, count), own).astype(np.int32)
+
+    for number, count, stops in steps:
+        name, key = str(number), keys[number % 4]
+        # prompts are the request's own, outputs its key's
+        if name not in active:
+            active[name] = some_of(number + 10, count)
+            cache.start(name, active[name], key)
+        elif stops:
+            cache.stop(name)
+            del active[name]
+        else:
+            text = some_of(number % 4 if key != ALONE else number, count)
+            cache.extend(name, text.tolist())
+            active[name] = np.append(active[name], text)
+        cache.index(200)
+        assert cache.held_bytes <= 2**20 // 8
+        for reader, text in active.items():
+            at = int(reader)
+            mine = {at + 11, at + 1 if keys[at % 4] == ALONE else at % 4 + 1, 0}
+            for context in ([0, 1], [1, 1], [0], text[-2:].tolist()):
+                tokens = shown(cache.propose(reader, array(context), 30))
+                assert {token // 100 for token in tokens} <= mine
+
+
+def test_a_window_of_too_many_tokens_begins_anew() -> None:
+    cache, text = SuffixCache(WorkerSettings()), some(1, 300)
+    finish(cache, "a", some(2, 100), "t")
+    cache.start("b", array([1]), "t")
+    cache.extend("b", text[:100])
+    number = int(cache.pool.windows["shared"][cache._active["b"]])
+    window = cache.pool.windows[number]
+    window["end"] = window["first"] = window["grow_at"] = LAST - PAGE
+    for at in range(100, 300, 10):
+        cache.extend("b", text[at : at + 10])
+    assert window["end"] < LAST - PAGE
+    cache.stop("b")
+    draft = drawn(cache, text[260:270], "t")
+    assert draft is not None and draft.tokens == text[270:300]
+    assert drawn(cache, text[20:30], "t") is None

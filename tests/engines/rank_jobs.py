@@ -30,15 +30,14 @@ PATIENCE_S = 5.0
 def random_plan(rng: np.random.Generator, rows: int) -> Plan:
     """Short drafts, long ones, model drafts and none."""
     lengths = rng.choice([0, 0, 1, 5, INLINE // 2, INLINE], size=rows)
-    given = tuple(tuple(rng.integers(0, 150_000, size=n).tolist()) for n in lengths)
-    rooms = tuple(int(rng.integers(0, 9)) if not row else 0 for row in given)
-    return Plan(given, rooms, int(rng.integers(0, 9)))
+    drafts = [rng.integers(0, 150_000, size=n).tolist() for n in lengths]
+    limits = [int(rng.integers(0, 9)) if not row else 0 for row in drafts]
+    return Plan(drafts, limits, int(rng.integers(0, 9)))
 
 
 def told(plan: Plan) -> list[Any]:
     """A plan as JSON."""
-    given, rooms, *rest = astuple(plan)
-    return [[list(row) for row in given], list(rooms), *rest]
+    return list(astuple(plan))
 
 
 def agreeing(ranks: Ranks) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def conducting(ranks: Ranks) -> dict[str, Any]:
         except RuntimeError as error:
             results.append(str(error))
     results.append(ranks.conduct(measure, step, draft))
-    told = [ranks.told(ranks.leads), ranks.told(not ranks.leads)]
+    told = [ranks.broadcast(ranks.leads), ranks.broadcast(not ranks.leads)]
     return {"ran": ran, "results": results, "told": told}
 
 

@@ -19,10 +19,11 @@ import torch
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.core.costs import LiveCosts
+from decoder.core.guards.prefill_budget import PrefillBudget
+from decoder.engines.vllm.adapter import Adapter
 from decoder.engines.vllm.requirements import longest_draft, within
-from decoder.engines.vllm.v1.adapter import V1Adapter
-from decoder.engines.vllm.v1.drafter import LateDrafter
-from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
+from decoder.engines.vllm.v1 import runner as v1
+from decoder.engines.vllm.v1.drafter import DeferredDrafter
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
 from tests.decoder.simulated import trusting_policy
@@ -125,9 +126,9 @@ class Scheduled:
     script: Callable[[str], Sequence[int]]
     right: int = 2
     blocks: int = 400
-    late: bool = True
+    deferring: bool = True
     capacity: int = 256  # tokens of the drafter's buffers
-    reading: PrefillBudget | None = None
+    budget: PrefillBudget | None = None
     worker: Worker = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,15 +158,18 @@ class Scheduled:
         self.worker.router.policy = trusting_policy()
         self.worker.router.costs = LiveCosts(live=False)  # of no time that passes here
         self.drafter = Drafter(self.capacity)
-        reads_late = LateDrafter(self.drafter) if self.has_model and self.late else None
-        self.adapter: Any = V1Adapter(
-            self.worker, longest, late=reads_late, has_model=self.has_model, reading=self.reading
-        )
-        self.draft = (reads_late or self.drafter).propose
+        defers = self.has_model and self.deferring
+        deferred = DeferredDrafter(self.drafter, self.budget) if defers else None
+        self.adapter = Adapter(self.worker, longest, has_model=self.has_model, deferred=deferred)
+        self.propose = v1.propose
+        self.draft = (deferred or self.drafter).propose
         self.runner = SimpleNamespace(
             requests={},
             input_batch=SimpleNamespace(
-                req_ids=[], vocab_size=VOCABULARY, token_ids_cpu=np.zeros((0, 0), np.int32)
+                req_ids=[],
+                vocab_size=VOCABULARY,
+                token_ids_cpu=np.zeros((0, 0), np.int32),
+                num_tokens_no_spec=np.zeros(0, np.int32),
             ),
             max_model_len=self.config.model_config.max_model_len,
             effective_drafter_max_model_len=self.config.model_config.max_model_len,
@@ -223,7 +227,7 @@ class Scheduled:
 
         out = self.scheduler.schedule()
         self.preemptions += len(out.preempted_req_ids or ())
-        self.adapter.begin_step(out)
+        v1.begin_step(self.adapter, out)
         self._update(out)
         if not out.total_num_scheduled_tokens:
             self.scheduler.update_from_output(out, EMPTY_MODEL_RUNNER_OUTPUT)
@@ -236,11 +240,14 @@ class Scheduled:
         for name, tokens in zip(names, sampled, strict=True):
             self.runner.requests[name].output_token_ids.extend(tokens)
             self._compare(name, out, tokens)
+        self.runner.input_batch.num_tokens_no_spec = np.array(
+            [self.runner.requests[name].num_tokens for name in names], np.int32
+        )
 
         def draft() -> torch.Tensor:
             return self._draft(out, names, sampled, computed)
 
-        drafts = self.adapter.propose(self.runner, out, sampled, draft)
+        drafts = self.propose(self.adapter, self.runner, out, sampled, draft)
         assert [len(d) for d in drafts] == [len(list(d)) for d in drafts]
         self.longest_seen = max(self.longest_seen, *map(len, drafts))
         self._waiting = dict(zip(names, map(len, drafts), strict=True))

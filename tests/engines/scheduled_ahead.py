@@ -21,7 +21,7 @@ class Ahead(Scheduled):
     """``queue`` steps are scheduled before what the first one commits is known."""
 
     queue: int = 2
-    late: bool = False
+    deferring: bool = False
     batch: Batch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,11 +94,11 @@ class Ahead(Scheduled):
         step = functools.partial(self.batch.report, names, sampled, most)
         plan = self.adapter.decide(len(names), step)
         lengths = self.batch.chosen(names, plan)
-        for name, given, length in zip(names, plan.given, lengths, strict=True):
+        for name, given, length in zip(names, plan.cached, lengths, strict=True):
             at = len(self.texts[name])
             model = [*self.script(name)[at : at + self.right], *[1] * length][:length]
             self.device[name] = list(given) or [int(token) for token in model]
-        self.adapter.drafted(lengths, plan.k if any(plan.rooms) else 0)
+        self.adapter.drafted(lengths, plan.k if any(plan.limits) else 0)
         self.longest_seen = max(self.longest_seen, *lengths)
         made = ModelRunnerOutput(names, {n: i for i, n in enumerate(names)}, sampled)
         setattr(made, VERIFIED, verified)

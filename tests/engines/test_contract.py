@@ -77,7 +77,7 @@ def test_every_token_is_the_targets_own_choice(trial: Trial) -> None:
         assert missed <= NEAR_TIE, ask.workload
 
 
-def test_speculation_switched_off_drafts_nothing_and_writes_the_same(trial: Trial) -> None:
+def test_with_speculation_off_nothing_is_drafted_and_outputs_are_equal(trial: Trial) -> None:
     plain = [(ask, tokens) for ask, tokens, _ in requests(trial) if not ask.speculate]
     assert plain
     for ask, tokens in plain:
@@ -88,7 +88,7 @@ def test_speculation_switched_off_drafts_nothing_and_writes_the_same(trial: Tria
                 assert others[:common] == tokens[:common], other.workload
 
 
-def test_all_arms_were_used_and_policies_really_changed(trial: Trial) -> None:
+def test_all_arms_and_several_policies_served(trial: Trial) -> None:
     for arm in trial.arms:
         # How often the drafter pays depends on prices measured here, beside whatever else runs.
         cycles, accepted = (4, 1) if arm == "model" else (10, 5)
@@ -121,7 +121,9 @@ def test_each_label_is_the_accepted_length_recomputed_from_the_output(trial: Tri
     assert accepted > 40
 
 
-def test_a_verified_label_was_seen_and_a_hindsight_one_was_not(trial: Trial) -> None:
+def test_verified_labels_come_from_verified_tokens_and_hindsight_labels_do_not(
+    trial: Trial,
+) -> None:
     for event in trial.events:
         if event["label"] == "verified":
             assert event["arm"] == "cache" and event["verified_len"] > 0
@@ -132,7 +134,7 @@ def test_a_verified_label_was_seen_and_a_hindsight_one_was_not(trial: Trial) -> 
     assert {e["label"] for e in trial.events} == {"verified", "hindsight"}
 
 
-def test_a_request_makes_the_tokens_it_asked_for(trial: Trial) -> None:
+def test_a_request_gets_max_tokens_or_ends_at_a_stop(trial: Trial) -> None:
     for ask, tokens, finish in requests(trial):
         room = trial.max_model_len - len(ask.prompt)
         if finish == "length":
@@ -160,7 +162,7 @@ def test_the_end_of_the_context_is_reached(trial: Trial) -> None:
     assert reached and all(reached)
 
 
-def test_every_request_and_token_is_accounted_for(trial: Trial) -> None:
+def test_counters_add_up_to_all_requests_and_tokens(trial: Trial) -> None:
     counts = trial.counts
     assert counts["faults"] == 0
     assert counts["started"] == counts["stopped"] == len(trial.asks)
@@ -181,7 +183,7 @@ def made(vllm: Callable[[str], Trial]) -> dict[str, Any]:
     return vllm(V2).beside
 
 
-def test_temperature_and_top_k_are_those_that_the_request_of_a_row_asked_for(
+def test_each_row_has_the_temperature_and_top_k_of_its_request(
     mended: dict[str, Any],
 ) -> None:
     """Two, one and three drafted tokens at temperatures 0.5, 0 (left unscaled) and 2."""
@@ -192,13 +194,13 @@ def test_temperature_and_top_k_are_those_that_the_request_of_a_row_asked_for(
     assert mended["empty"] == [0, 4], "and a step without drafts"
 
 
-def test_probabilities_of_named_tokens_are_refused_beside_drafts(mended: dict[str, Any]) -> None:
+def test_logprob_token_ids_are_refused_with_drafts(mended: dict[str, Any]) -> None:
     alone, beside = mended["refused"]
     assert not alone and beside.startswith("logprob_token_ids are not supported")
 
 
 @pytest.mark.parametrize("shape", ["even", "one long"])
-def test_a_step_takes_no_more_than_its_budget_beyond_plain_decoding(
+def test_a_step_with_drafts_stays_within_the_memory_for_logits(
     mended: dict[str, Any], shape: str
 ) -> None:
     """Of a mended sampler with as many drafts as there is room for."""
@@ -207,24 +209,24 @@ def test_a_step_takes_no_more_than_its_budget_beyond_plain_decoding(
         assert step - plain < COPIES * 1.01, asked  # a hundredth for numbers of rows and tokens
 
 
-def test_on_an_accelerator_its_streams_and_events_stay_its_own(mended: dict[str, Any]) -> None:
+def test_streams_and_events_of_an_accelerator_are_not_replaced(mended: dict[str, Any]) -> None:
     """They would be a CPU's once what vLLM has for that were imported."""
     assert mended["streams"] is False
 
 
-def test_ray_copies_our_settings_to_its_workers(mended: dict[str, Any]) -> None:
+def test_ray_copies_hvd_variables_to_its_workers(mended: dict[str, Any]) -> None:
     for prefixes, copied in mended["ray"].items():
         assert {"HVD_WORKER_ENABLED", "HVD_WORKER_FLOOR", "HVD_WORKER_ID_KEY"} <= set(copied)
         assert {"MY_X", "OUR_X"} <= set(copied) or not prefixes
 
 
-def test_another_vllm_ends_loading_before_anything_is_wrapped(mended: dict[str, Any]) -> None:
+def test_an_unsupported_vllm_is_refused_before_anything_is_wrapped(mended: dict[str, Any]) -> None:
     told, wrapped = mended["other"]
     assert told.startswith("this vLLM") and "there is no vllm." in told and not wrapped
 
 
 @pytest.mark.parametrize("method", ["eagle3", "suffix"])
-def test_on_vllms_v2_runner_our_classes_are_named_and_each_method_is_scheduled_ahead(
+def test_on_v2_the_config_names_our_classes_and_schedules_asynchronously(
     method: str, made: dict[str, Any]
 ) -> None:
     found = made[f"{method} on V2"]
@@ -233,7 +235,7 @@ def test_on_vllms_v2_runner_our_classes_are_named_and_each_method_is_scheduled_a
 
 
 @pytest.mark.parametrize("method", ["eagle3", "suffix"])
-def test_v2_is_not_taken_unless_it_is_asked_for_and_the_log_says_how(
+def test_v2_is_used_only_on_request_and_the_log_names_the_variable(
     method: str, made: dict[str, Any]
 ) -> None:
     found = made[method]

@@ -24,30 +24,30 @@ def run(*arguments: str) -> None:
 
 
 @pytest.mark.long
-def test_its_contract_is_what_its_sources_say() -> None:
+def test_the_contract_file_equals_the_sources() -> None:
     contract.check(OTHER, mixture(OTHER))
 
 
 @pytest.mark.long
-def test_the_adapter_and_its_graphs_work_on_it() -> None:
+def test_adapter_and_graphs_work_on_the_other_vllm() -> None:
     tests = ("contract", "graphs", "adapter", "faults", "v2")
     run("-m", "pytest", "-q", "-n", "0", *(f"tests/engines/test_vllm_{name}.py" for name in tests))
 
 
 @pytest.mark.long
-def test_every_engine_keeps_to_its_contract_on_its_v2_runner() -> None:
+def test_the_engine_contract_holds_on_the_other_vllms_v2_runner() -> None:
     run("-m", "pytest", "-q", "-n", "0", "-m", "long or not long", "-k", "v2 and ahead",
         "tests/engines/test_contract.py")  # fmt: skip
 
 
 @pytest.mark.long
-def test_every_answer_is_plain_v1s_on_its_v2_runner_scheduled_ahead() -> None:
+def test_answers_equal_plain_v1_on_the_other_vllms_async_v2_runner() -> None:
     run("-m", "pytest", "-q", "-n", "0", "-m", "long or not long", "-k", "eagle3 and True",
         "tests/engines/test_vllm_v2.py")  # fmt: skip
 
 
 @pytest.mark.release
-def test_its_outputs_are_plain_vllms_on_it() -> None:
+def test_outputs_equal_plain_vllm_on_the_other_vllm() -> None:
     tests = ("test_contract", "test_vllm_thinking", "test_vllm_v2")
     run("-m", "pytest", "-q", "-n", "0", "-m", "long or not long",
         *(f"tests/engines/{name}.py" for name in tests))  # fmt: skip

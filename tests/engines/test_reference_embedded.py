@@ -9,12 +9,12 @@ from pipelines.workloads import prompts
 
 
 @pytest.mark.long
-def test_every_method_writes_what_the_embedded_model_would() -> None:
+def test_every_method_is_lossless_on_the_embedded_model() -> None:
     from decoder.engines.reference.engine import ReferenceEngine
-    from decoder.engines.reference.method import METHODS, method
     from decoder.engines.reference.session import Session
     from pipelines.embedded import DRAFTER
     from pipelines.lab.drafter.chains import record
+    from pipelines.replay.rivals import METHODS, deciding, method
     from tests.engines.tiny import learned_policy
 
     engine = ReferenceEngine.load(ensure_model(), DRAFTER)
@@ -34,7 +34,8 @@ def test_every_method_writes_what_the_embedded_model_would() -> None:
         if name == "greedy":
             continue
         policy = learned_policy() if name.startswith("hybrid") else None
-        session = Session(engine, method(name, policy=policy))
+        chosen = method(name, policy=policy)
+        session = Session(engine, chosen, None, None, *deciding(chosen))
         for ids, out, accepted in zip(texts, expected, recorded, strict=True):
             made = session.generate(ids, 32)
             assert made.tokens == out, name

@@ -13,16 +13,16 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from decoder.contracts.errors import EngineError, ModelError
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.generation import Sampling
-from decoder.engines.reference.method import method
 from decoder.engines.reference.session import Session
 from pipelines.lab.drafter.save import save_head
+from pipelines.replay.rivals import method
 from tests.engines.tiny import tiny_engine, tiny_head, tiny_prompt, tiny_target
 
 
-def test_what_cannot_be_asked_is_refused_with_a_reason() -> None:
+def test_invalid_requests_are_refused_with_a_reason() -> None:
     engine = tiny_engine(0, max_model_len=40)
     session = Session(engine, method("suffix"))
-    with pytest.raises(EngineError, match="no tokens"):
+    with pytest.raises(EngineError, match="prompt of 0 tokens"):
         session.generate([], 4)
     with pytest.raises(EngineError, match="do not fit the context of 40"):
         session.generate(tiny_prompt(0, 40), 4)
@@ -39,7 +39,7 @@ def test_what_cannot_be_asked_is_refused_with_a_reason() -> None:
         Session(engine, method("eagle3"))
 
 
-def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_missing_models_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no target model can be read from .*absent"):
         ReferenceEngine.load(tmp_path / "absent")
 
@@ -67,7 +67,7 @@ def test_a_checkpoint_directory_is_loaded_with_its_ends_of_text(tmp_path: Path) 
         ReferenceEngine.load(tmp_path / "target", tmp_path / "absent")
 
 
-def test_a_target_that_cannot_take_tokens_back_is_refused() -> None:
+def test_a_target_without_rollback_is_refused() -> None:
     config = Qwen3Config(
         vocab_size=12, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, use_sliding_window=True,

@@ -12,7 +12,6 @@ from decoder.contracts.bundle import OUTPUTS, Policy
 from decoder.contracts.errors import EngineError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import Floor
 from decoder.engines.reference.generation import Generation, Sampling
 from decoder.engines.reference.method import Method
 from decoder.engines.reference.session import Session
@@ -52,11 +51,11 @@ def test_output_equals_target_only_greedy(family: Family, seed: int) -> None:
         assert made.finish == "length"
 
 
-def test_output_is_the_same_while_sides_alternate_every_few_steps() -> None:
+def test_output_is_the_same_while_variants_alternate() -> None:
     seed = 0
     engine = tiny_engine(seed)
     hybrid = method("hybrid", policy=learned_policy())
-    session, log = session_of(engine, hybrid, floor=Floor(True))
+    session, log = session_of(engine, hybrid, guarded=True)
     trial = replace(learned_policy(), role="trial", share=0.2, threshold=0.0)
     names = ("plain", "suffix", "model", "first")
     interleaver = Interleaver(names, 0.8, {"trial": trial}, learned_policy(), seed)
@@ -87,7 +86,7 @@ def arms(made: list[Generation]) -> set[str]:
     return {c.arm for g in made for c in g.cycles}
 
 
-def test_methods_use_the_arms_they_are_made_of(runs: dict[str, list[Generation]]) -> None:
+def test_methods_use_their_own_arms(runs: dict[str, list[Generation]]) -> None:
     assert arms(runs["greedy"]) == {"none"}
     assert arms(runs["eagle3"]) == {"model", "none"}
     assert arms(runs["suffix"]) == {"cache", "none"}
@@ -138,7 +137,7 @@ def test_a_request_ends_at_its_first_stop_id_at_its_limit_and_with_the_context(m
         assert stop is not None or all(e.censored in ("", "length") for e in log.every)
 
 
-def test_a_drafter_that_is_never_right_changes_nothing() -> None:
+def test_a_drafter_that_is_always_rejected_changes_no_output() -> None:
     engine, prompt = tiny_engine(3), tiny_prompt(3)
     expected = Session(engine, method("greedy")).generate(prompt, 40).tokens
     unused = sorted(set(range(12)) - set(expected))
@@ -175,7 +174,7 @@ def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: boo
     table = CostTable("dear", (1, 101), (1.0, 11.0), draft_us=0.2)
     engine, served = tiny_engine(2), Method("served", policy, model)
     fixed, log = session_of(engine, served, costs=LiveCosts(table, live=False))
-    live = Session(engine, served, costs=LiveCosts(table), floor=Floor(model))
+    live = Session(engine, served, costs=LiveCosts(table), guarded=True)
     for seed in range(2):
         prompt = tiny_prompt(seed)
         expected = Session(engine, method("greedy")).generate(prompt, 60).tokens
@@ -185,6 +184,6 @@ def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: boo
     assert fixed.router.counters.cycles["cache"] > 5
 
 
-def test_a_method_that_decides_by_a_rule_is_not_run_without_it() -> None:
+def test_a_method_with_a_rule_is_refused_without_it() -> None:
     with pytest.raises(EngineError, match="pass it"):
         Session(tiny_engine(0), method("buckets"))

@@ -121,7 +121,7 @@ def sampled(m: Method, draws: int, length: int, seed: int) -> list[list[int]]:
     ]
 
 
-def test_the_enumeration_is_a_distribution_worth_testing() -> None:
+def test_the_enumerated_distribution_is_not_degenerate() -> None:
     expected = enumerated()
     assert sum(expected.values()) == pytest.approx(1.0)
     assert sum(p * DRAWS >= 5 for p in expected.values()) >= 10
@@ -135,7 +135,7 @@ def test_committed_tokens_have_the_targets_distribution(name: str) -> None:
     assert goodness_of_fit(counts, enumerated()) > FALSE_ALARM
 
 
-def test_the_test_notices_a_target_that_is_a_little_off() -> None:
+def test_the_test_detects_a_slightly_wrong_target() -> None:
     """Power: the same number of draws at a temperature a third lower is refused."""
     session = Session(engine(), method("greedy"))
     counts = Counter(
@@ -186,7 +186,7 @@ DRAFTS: list[list[int]] = [[], [2], [0, 2, 3], [3, 3, 3], [0, 1, 0], [3, 2, 1], 
 
 
 @pytest.mark.parametrize("draft", DRAFTS, ids=str)
-def test_what_is_committed_has_the_targets_distribution(draft: list[int]) -> None:
+def test_accepted_and_bonus_tokens_have_the_targets_distribution(draft: list[int]) -> None:
     """First two tokens, with a target that depends on the token before."""
     first = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     after = torch.tensor(

@@ -36,7 +36,7 @@ def assert_same_cache(cache: KVCache, other: KVCache) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("seed", range(2))
 @torch.inference_mode()
-def test_a_draft_is_read_as_from_nothing_and_only_what_is_accepted_stays(
+def test_verification_equals_a_fresh_prefill_and_keeps_accepted_tokens_only(
     family: Family, seed: int
 ) -> None:
     target = Target(tiny_target(seed, family), LISTENS)
@@ -60,7 +60,7 @@ def test_a_draft_is_read_as_from_nothing_and_only_what_is_accepted_stays(
 
 
 @torch.inference_mode()
-def test_the_cache_outgrows_what_was_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kv_cache_grows_beyond_its_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decoder.engines.reference.kv_cache.SPARE", 3)
     target = Target(tiny_target(0), LISTENS)
     text, cache = tiny_prompt(0), KVCache()
@@ -73,7 +73,7 @@ def test_the_cache_outgrows_what_was_reserved(monkeypatch: pytest.MonkeyPatch) -
     assert_same_cache(cache, read_alone(target, text[:5])[2])
 
 
-def test_a_listener_hears_the_inputs_of_its_layers() -> None:
+def test_recorded_states_are_the_inputs_of_their_layers() -> None:
     model: Any = tiny_target(0)
     text = tiny_prompt(0)
     heard = Target(model, LISTENS).listen(text)
@@ -86,7 +86,7 @@ def layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(48, 96), nn.ReLU(), nn.Sequential(nn.Linear(96, 40, bias=False)))
 
 
-def test_a_packed_model_computes_what_it_did_and_each_row_alone() -> None:
+def test_a_packed_model_computes_the_same_row_by_row() -> None:
     model = layers()
     x = torch.randn(2, 7, 48)
     with torch.inference_mode():

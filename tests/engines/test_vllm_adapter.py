@@ -62,7 +62,7 @@ def is_whole(e: Scheduled) -> None:
     [("suffix", None, 24), ("suffix", 5, 5), ("suffix", 64, 64), ("suffix", 100, 64)]
     + [("eagle3", n, n) for n in (1, 3, 16, 64)],
 )
-def test_no_draft_is_longer_than_the_engine_was_started_for(
+def test_no_draft_exceeds_num_speculative_tokens(
     method: str, tokens: int | None, longest: int
 ) -> None:
     e = engine(config(method, tokens=tokens))
@@ -100,7 +100,7 @@ def observed(e: Scheduled) -> list[tuple[str, int, int, int]]:
 
 
 @pytest.mark.parametrize("method", ["suffix", "eagle3"])
-def test_no_draft_of_any_arm_reaches_the_fewest_tokens_of_a_request(method: str) -> None:
+def test_drafts_of_all_arms_end_before_min_tokens(method: str) -> None:
     e = engine(config(method))
     told = observed(e)
     for number in range(6):
@@ -129,7 +129,7 @@ def test_no_draft_of_any_arm_reaches_the_fewest_tokens_of_a_request(method: str)
     ids=["plain", "no room", "nor known", "context ends", "no prefix caching", "by batch size",
          "preempting", "grammar"],
 )  # fmt: skip
-def test_the_router_is_told_what_was_drafted_and_what_was_verified(
+def test_the_router_gets_the_drafted_and_the_verified_lengths(
     method: str, change: dict[str, Any], more: dict[str, Any]
 ) -> None:
     e = engine(config(method, tokens=16, **change), blocks=more.get("blocks", 400))
@@ -174,7 +174,7 @@ def looping(name: str) -> Sequence[int]:
     ],
     ids=["one", "several", "a long one", "several long ones", "hardly any room", "in one step"],
 )  # fmt: skip
-def test_drafts_keep_no_new_request_waiting(
+def test_drafts_do_not_delay_new_requests(
     batched: int, newcomers: int, prompt: int, later: int
 ) -> None:
     """A step or two later than without drafts it has its first token, however small a step is."""
@@ -202,7 +202,7 @@ def test_drafts_keep_no_new_request_waiting(
     assert steps() <= without + later
 
 
-def test_filling_the_masks_of_a_grammar_takes_no_longer_than_a_step() -> None:
+def test_drafts_under_a_grammar_are_limited_by_the_time_for_its_masks() -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
     def longest(plain_us: float, grammar: Any) -> int:
@@ -227,7 +227,7 @@ def test_filling_the_masks_of_a_grammar_takes_no_longer_than_a_step() -> None:
     ("blocks", "capacity"), [(400, 256), (110, 256), (400, 100)],
     ids=["room", "preempting", "little room"],
 )  # fmt: skip
-def test_whoever_shares_blocks_finds_them_read_by_the_drafter(blocks: int, capacity: int) -> None:
+def test_drafter_prefill_covers_blocks_shared_by_prefix_caching(blocks: int, capacity: int) -> None:
     """Turns that go on where an aborted one ended: what was set aside must have been read. With
     little room in the drafter a step full of prompts is read after what waits."""
     e = engine(config(tokens=16), blocks=blocks, capacity=capacity)
@@ -243,8 +243,8 @@ def test_whoever_shares_blocks_finds_them_read_by_the_drafter(blocks: int, capac
     steps = 299
     for round_ in range(1, steps + 1):
         e.run(1)
-        assert e.adapter.late is not None
-        if not e.adapter.late.unread:
+        assert e.adapter.deferred is not None
+        if not e.adapter.deferred.deferred:
             drafting = [n for n in e.runner.input_batch.req_ids if n in e.runner.requests]
             assert all(e.read_rightly(name) for name in drafting)
             checked += len(drafting)
@@ -259,7 +259,7 @@ def test_whoever_shares_blocks_finds_them_read_by_the_drafter(blocks: int, capac
     e.run()
     assert checked > 40 and e.worker.faults == 0
     assert e.drafter.passes < steps, (e.drafter.passes, steps)
-    assert e.adapter.late is not None and e.adapter.late.unread == 0
+    assert e.adapter.deferred is not None and e.adapter.deferred.deferred == 0
 
 
 def in_pieces(name: str) -> Sequence[int]:
@@ -268,7 +268,7 @@ def in_pieces(name: str) -> Sequence[int]:
     return (*noise, *noise[900:1000])
 
 
-def test_a_prompt_read_in_pieces_can_be_copied_from_as_soon_as_it_is_read() -> None:
+def test_a_chunked_prompt_is_drafted_from_after_its_prefill() -> None:
     e = Scheduled(config("suffix", max_model_len=1_600, tokens=64), in_pieces)
     e.ask("1", 1_400, 80)
     while not e.outputs["1"]:
@@ -280,7 +280,7 @@ def test_a_prompt_read_in_pieces_can_be_copied_from_as_soon_as_it_is_read() -> N
     assert e.told[1][2] > 20, "the first draft behind the first token is the prompt's text"
 
 
-def test_a_request_that_ends_before_its_prompt_is_read_leaves_nothing_behind() -> None:
+def test_a_request_aborted_during_prefill_leaves_no_state() -> None:
     e = Scheduled(config("suffix", max_model_len=1_600), in_pieces)
     e.ask("1", 1_400, 80)
     e.run(3)
@@ -315,7 +315,7 @@ class Ticking(SimpleNamespace):
 
 
 @pytest.mark.parametrize("method", ["suffix", "eagle3"])
-def test_what_the_adapter_takes_is_our_own_time_and_not_the_targets(
+def test_the_adapters_time_is_counted_as_the_plugins_own(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     e = engine(config(method, tokens=16))
@@ -336,12 +336,20 @@ def test_what_the_adapter_takes_is_our_own_time_and_not_the_targets(
         e.runner.ticks += 700.0
         return drafting(**arguments)
 
+    if (deferred := e.adapter.deferred) is not None:
+        admit = deferred.admit
+
+        def admitting(*arguments: Any) -> None:
+            e.runner.ticks += 40.0
+            admit(*arguments)
+
+        monkeypatch.setattr(deferred, "admit", admitting)
     monkeypatch.setattr(e.adapter, "during_step", target)
     e.draft = drafter
     serve(e, requests=2)
     is_whole(e)
     has_model = method == "eagle3"
-    own = 100.0 + 20.0 + 3.0
+    own = 100.0 + 20.0 + 3.0 + 40.0 * has_model
     assert np.median(router.counters.own_us) == pytest.approx(own)
     assert np.median(router.counters.exposed_us) == pytest.approx(own)
     took = [event.step_us for event in sink.every]

@@ -29,7 +29,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_this_vllm_is_one_that_is_known_and_all_that_is_touched_is_in_every_contract() -> None:
+def test_the_installed_vllm_is_supported_and_every_contract_holds_all_hooks() -> None:
     contract.check(NUMBER, SOURCES)
     assert {"0.32", "0.33"} == set(contract.SUPPORTED)
     places = {

@@ -18,9 +18,9 @@ from tests.events import KeepingLog
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
 
-@pytest.mark.parametrize("late", [True, False])
-def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> None:
-    e = engine(config(tokens=3), late=late)
+@pytest.mark.parametrize("deferring", [True, False])
+def test_the_adapter_limits_what_the_router_proposes(deferring: bool) -> None:
+    e = engine(config(tokens=3), deferring=deferring)
     router, choose = e.worker.router, e.worker.router.choose
 
     def rash(report: Any) -> Any:
@@ -38,7 +38,7 @@ def test_a_router_that_says_too_much_is_cut_at_the_last_moment(late: bool) -> No
     assert e.longest_seen == 3
 
 
-def test_a_drafter_that_fails_costs_the_step_its_model_drafts_and_is_told(
+def test_a_failing_drafter_costs_the_step_its_model_drafts_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     e = engine(config(tokens=16))
@@ -51,8 +51,8 @@ def test_a_drafter_that_fails_costs_the_step_its_model_drafts_and_is_told(
             raise RuntimeError("a kernel that is not there")
         return propose(**arguments)
 
-    assert e.adapter.late is not None
-    e.adapter.late._propose = broken
+    assert e.adapter.deferred is not None
+    e.adapter.deferred._propose = broken
     ask(e, range(4), steps=15)
     before, failing[0] = len(told), True
     with caplog.at_level(logging.ERROR, "decoder"):
@@ -89,12 +89,19 @@ def test_no_exception_of_ours_reaches_vllm(verb: str, caplog: pytest.LogCaptureF
     assert e.worker.faults > 3 and caplog.text.count("RuntimeError: ours") == 1
 
 
-def test_what_goes_wrong_with_every_request_is_told_once(
+def test_a_fault_of_every_request_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     e = engine(config("suffix"))
+    cache = e.worker.router.cache
+    start, cache.grow = cache.start, broken  # type: ignore[method-assign]
 
-    e.worker.router.cache.extend = broken  # type: ignore[method-assign]
+    def full(*arguments: Any) -> int:
+        row = start(*arguments)
+        cache.pool.windows["grow_at"] = 0
+        return row
+
+    cache.start = full  # type: ignore[method-assign]
     with caplog.at_level(logging.ERROR, "decoder"):
         serve(e)
     for name, output in e.outputs.items():
@@ -103,7 +110,7 @@ def test_what_goes_wrong_with_every_request_is_told_once(
     assert sum(e.worker.router.counters.left_out.values()) == 6 * (1 + RESTARTS)
 
 
-def test_a_request_that_was_left_out_is_taken_up_with_its_whole_text_twice_at_most() -> None:
+def test_a_dropped_request_is_restarted_with_its_whole_text_twice_at_most() -> None:
     e = engine(config("suffix"))
     e.ask("1", 41, 300)
     router = e.worker.router
@@ -131,12 +138,10 @@ def test_a_request_that_was_left_out_is_taken_up_with_its_whole_text_twice_at_mo
         ("prompt_token_ids", None),
     ],
 )
-def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
-    field: str, value: Any
-) -> None:
+def test_requests_without_text_or_policy_are_served_without_drafts(field: str, value: Any) -> None:
     e = engine(config("suffix"))
     e.worker.router.requests.sink = sink = KeepingLog()
-    propose = e.adapter.propose
+    propose = e.propose
 
     def other(*arguments: Any) -> Any:
         state = e.runner.requests.get("1")
@@ -149,7 +154,7 @@ def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
         finally:
             setattr(state, field, real)
 
-    e.adapter.propose = other  # type: ignore[method-assign]
+    e.propose = other
     serve(e, requests=2)
     is_whole(e)
     assert e.worker.router.counters.started == 1 and e.longest_seen > 0
@@ -157,7 +162,7 @@ def test_requests_with_no_text_or_policy_of_their_own_are_served_without_drafts(
     assert {event.batch_size for event in sink.events} == {2}, "they are in the step all the same"
 
 
-def test_after_its_weights_have_gone_nothing_is_drafted_or_reported(
+def test_a_disabled_adapter_drafts_and_reports_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     e = engine(config(tokens=16))
@@ -167,7 +172,7 @@ def test_after_its_weights_have_gone_nothing_is_drafted_or_reported(
     closed: list[int] = []
     real = e.worker.close
     monkeypatch.setattr(e.worker, "close", lambda: closed.append(real() or 1))  # type: ignore[func-returns-value]
-    e.adapter.rest("the weights are others")
+    e.adapter.disable("the weights are others")
     assert closed == [1], "nor does it say any more whom it serves"
     after = len(e.ring)
     e.longest_seen, passes = 0, e.drafter.passes

@@ -120,7 +120,7 @@ def test_no_size_is_lost_to_speculation(default: Any) -> None:
         ("NONE", ("NONE", 1), ("NONE", 9)),
     ],
 )
-def test_a_mode_that_a_person_set_stays(
+def test_a_configured_graph_mode_stays(
     mode: str, plain: tuple[str, int], drafted: tuple[str, int]
 ) -> None:
     worker = on_a_gpu(mode, backend="flex_attention.FlexAttentionBackend")
@@ -128,7 +128,7 @@ def test_a_mode_that_a_person_set_stays(
     assert (step(worker, 1), step(worker, 9)) == (plain, drafted)
 
 
-def test_sizes_that_a_person_set_stay() -> None:
+def test_configured_graph_sizes_stay() -> None:
     worker = on_a_gpu(sizes=[16, 64])
     assert worker.model_runner.compilation_config.cudagraph_capture_sizes == [16, 64]
     assert (step(worker, 1), step(worker, 20)) == (("FULL", 16), ("PIECEWISE", 64))

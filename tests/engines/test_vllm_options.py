@@ -32,7 +32,7 @@ def _options(
 @pytest.mark.parametrize(
     ("ignores", "ends"), [(False, {2, 0, 7}), (True, {7})], ids=["heeds", "ignores"]
 )
-def test_ends_of_text_that_a_request_ignores_do_not_end_it(ignores: bool, ends: set[int]) -> None:
+def test_ignored_end_tokens_are_no_stop_ids(ignores: bool, ends: set[int]) -> None:
     from vllm import SamplingParams
 
     asked = SamplingParams(max_tokens=5, stop_token_ids=[7], ignore_eos=ignores)
@@ -50,7 +50,7 @@ def test_labels_from_a_client_are_hashed_and_speculation_can_be_switched_off() -
     assert options.max_tokens <= 128 and _options(SamplingParams(), 128).speculate
 
 
-def test_a_request_with_a_budget_for_thinking_has_no_drafts_and_a_minimum_is_kept() -> None:
+def test_a_thinking_budget_disables_drafts_and_min_tokens_is_kept() -> None:
     from vllm import SamplingParams
 
     assert not _options(SamplingParams(thinking_token_budget=0), 128).speculate
@@ -70,7 +70,7 @@ def test_no_name_that_a_client_chose_reaches_telemetry() -> None:
     assert "secret" not in repr(first) and first.key == second.key != ""
 
 
-def test_who_a_request_belongs_to_is_what_was_sealed_or_believed() -> None:
+def test_identity_comes_from_the_seal_or_from_the_configured_source() -> None:
     from vllm import SamplingParams
 
     identities = Identities(b"k" * 32, "middleware")
@@ -91,12 +91,12 @@ def test_who_a_request_belongs_to_is_what_was_sealed_or_believed() -> None:
         ("x_1", (0, "x_1")), ("99999_x", (0, "99999_x")), ("_", (0, "_")), ("", (0, "")),
     ],
 )  # fmt: skip
-def test_choices_of_one_request_are_told_apart(name: str, choice: tuple[int, str]) -> None:
+def test_choices_of_one_request_are_numbered(name: str, choice: tuple[int, str]) -> None:
     assert choice_of(name) == choice
 
 
 @pytest.mark.parametrize("module", ["decoder.engines.vllm.plugin", "pipelines.cli"])
-def test_what_starts_before_vllm_brings_no_llvm(module: str) -> None:
+def test_modules_imported_before_vllm_do_not_import_llvmlite(module: str) -> None:
     """vLLM's CPU worker looks through every module for kernels and fails on llvmlite's."""
     code = f"import sys, {module}; sys.exit('llvmlite' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -136,7 +136,7 @@ def handed_on(request: Any) -> Any:
     return request.vllm_xargs
 
 
-def test_every_route_that_takes_options_hands_on_the_sealed_ones(app: Any) -> None:
+def test_every_route_with_options_passes_the_sealed_ones(app: Any) -> None:
     asyncio.run(_ask_every_route(app))
 
 

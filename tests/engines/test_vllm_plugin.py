@@ -57,7 +57,7 @@ def worker() -> Worker:
     return made
 
 
-def test_a_refused_setting_ends_loading_before_the_weights_are_read() -> None:
+def test_a_setting_is_refused_before_weights_are_loaded() -> None:
     made = Worker(config("suffix"))
     setting("parallel_config.pipeline_parallel_size", 2)(made.vllm_config)
     with pytest.raises(EngineError, match="set --pipeline-parallel-size 1"):
@@ -65,14 +65,14 @@ def test_a_refused_setting_ends_loading_before_the_weights_are_read() -> None:
     assert not made.calls and adapter_of(made.model_runner) is None
 
 
-def test_weights_that_are_loaded_again_are_others(worker: Worker) -> None:
+def test_reloaded_weights_disable_drafting(worker: Worker) -> None:
     result = _load_model(WorkerSettings(), worker.original, worker, load_dummy_weights=True)
     assert result == "theirs" and worker.calls == [((), {"load_dummy_weights": True})]
     adapter = adapter_of(worker.model_runner)
-    assert adapter is not None and "restart the server" in adapter.idle
+    assert adapter is not None and "restart the server" in adapter.disabled
 
 
-def test_what_is_told_at_start_is_heard_though_vllm_sets_up_its_logs_after_its_plugins(
+def test_log_lines_at_start_are_shown_though_vllm_configures_logging_later(
     worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "decoder"), caplog.at_level(logging.INFO, "vllm"):
@@ -87,15 +87,15 @@ def test_what_is_told_at_start_is_heard_though_vllm_sets_up_its_logs_after_its_p
         ("reload_weights", {"weights_path": "x"}, True), ("reset_weights", {}, True),
     ],
 )  # fmt: skip
-def test_only_weights_that_go_end_drafting(
+def test_only_changed_weights_disable_drafting(
     name: str, arguments: dict[str, Any], rests: bool, worker: Worker
 ) -> None:
     assert AROUND[name](worker.original, worker, **arguments) == "theirs"
     adapter = adapter_of(worker.model_runner)
-    assert adapter is not None and bool(adapter.idle) == rests and len(worker.calls) == 1
+    assert adapter is not None and bool(adapter.disabled) == rests and len(worker.calls) == 1
 
 
-def test_shutting_down_sends_what_is_left_and_takes_the_adapter_away(worker: Worker) -> None:
+def test_shutdown_closes_the_worker_and_detaches_the_adapter(worker: Worker) -> None:
     router = worker_of(worker.model_runner).router
     closed = []
     router.close = lambda: closed.append(True)  # type: ignore[method-assign]
@@ -104,7 +104,7 @@ def test_shutting_down_sends_what_is_left_and_takes_the_adapter_away(worker: Wor
     assert closed == [True] and adapter_of(worker.model_runner) is None
 
 
-def test_without_an_adapter_vllm_is_left_alone() -> None:
+def test_without_an_adapter_the_originals_run() -> None:
     made = Worker(None)
     del made.model_runner
     assert AROUND["shutdown"](made.original, made) == "theirs"
@@ -118,7 +118,7 @@ def test_without_an_adapter_vllm_is_left_alone() -> None:
     assert [args for args, _ in made.calls[1:]] == [(told,), (told, [[1]], "metadata"), (None,)]
 
 
-def test_where_the_drafter_ends_cache_drafts_go_on(worker: Worker) -> None:
+def test_cache_drafts_go_on_beyond_the_drafters_context(worker: Worker) -> None:
     ended = SimpleNamespace(max_seq_len=10**6)
     assert AROUND["_input_fits_in_drafter"](worker.original, worker.model_runner, ended) is True
     assert not worker.calls
@@ -136,7 +136,7 @@ def test_where_the_drafter_ends_cache_drafts_go_on(worker: Worker) -> None:
         ("sys.modules['decoder'] = None", "rank 0 runs without this plugin, "),
     ],
 )  # fmt: skip
-def test_ranks_on_other_nodes_are_asked_whether_they_draft(node: str, says: str) -> None:
+def test_all_workers_are_compared_with_the_process_that_started_them(node: str, says: str) -> None:
     """Each in a process of its own, which gets what vLLM sends: a pickled function."""
     script = (
         "import os, pickle, sys\nfrom types import SimpleNamespace\n"

@@ -10,7 +10,7 @@ from tests.engines.two_heads import write_models
 
 
 @real
-def test_a_profile_that_had_no_time_is_taken_again_while_nobody_waits(
+def test_an_incomplete_profile_is_repeated_while_the_engine_is_idle(
     tmp_path: Path,
 ) -> None:
     target, drafter = write_models(tmp_path)

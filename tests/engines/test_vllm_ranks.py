@@ -68,7 +68,7 @@ def test_all_ranks_follow_the_plan_of_the_first(ran: Ran) -> None:
     assert all(not rank["errors"] and not rank["made"] for rank in rest), "only rank 0 decides"
 
 
-def test_the_clock_of_rank_0_decides_what_is_timed(ran: Ran) -> None:
+def test_rank_0_decides_which_steps_are_timed(ran: Ran) -> None:
     first, *rest = ran.of("conducting")
     assert ["step", 13] in first["ran"]
     assert first["results"] == ["measured", "no such size", "no clock", "measured"]
@@ -77,12 +77,12 @@ def test_the_clock_of_rank_0_decides_what_is_timed(ran: Ran) -> None:
     assert [rank["told"] for rank in (first, *rest)] == [[True, False]] * 3
 
 
-def test_ranks_that_are_not_at_one_step_end_instead_of_answering(ran: Ran) -> None:
+def test_ranks_at_different_steps_end_their_processes(ran: Ran) -> None:
     assert all(ran.status) and "rank 0 is at (step, requests) (3, 1)" in ran.logs[2], ran.logs
     assert all("the ranks cannot reach each other" in log for log in ran.logs[:2])
 
 
-def test_ranks_that_are_not_alike_find_out_without_waiting_for_each_other(ran: Ran) -> None:
+def test_ranks_with_different_configurations_are_refused(ran: Ran) -> None:
     first, second, last = ran.of("meeting")
     for case in ("alike", "names of its own"):
         assert first[case] == second[case] == last[case] == ""
@@ -96,16 +96,16 @@ def test_ranks_that_are_not_alike_find_out_without_waiting_for_each_other(ran: R
     assert last["settings"].startswith("rank 0 has HVD_WORKER_VARIANTS ['plain'] where rank 2 has")
 
 
-def test_a_lone_rank_talks_to_nobody() -> None:
+def test_a_single_rank_broadcasts_nothing() -> None:
     ranks = Ranks()
-    plan = Plan(((1, 2), ()), (0, 3), 4)
+    plan = Plan([[1, 2], []], [0, 3], 4)
     assert ranks.leads and ranks.agree(2, lambda: plan) is plan
     assert ranks.conduct(lambda step: [step(n) for n in (1, 2)], lambda n: n + 1) == [2, 3]
-    assert ranks.told(True) and not ranks.told(False)
+    assert ranks.broadcast(True) and not ranks.broadcast(False)
 
 
-def test_a_row_takes_what_is_given_or_its_share_of_the_model_draft() -> None:
-    plan = Plan(((7, 8, 9), (), (), ()), (0, 2, 0, 4), 4)
+def test_a_row_proposes_its_cache_draft_or_its_share_of_the_model_draft() -> None:
+    plan = Plan([[7, 8, 9], [], [], []], [0, 2, 0, 4], 4)
     made = np.arange(16).reshape(4, 4).tolist()
     assert plan.proposals(made) == [[7, 8, 9], [4, 5], [], [12, 13, 14, 15]]
     assert plan.proposals([[]] * 4) == plan.proposals([]) == [[7, 8, 9], [], [], []]
@@ -227,7 +227,9 @@ def test_both_ranks_propose_the_same_in_the_same_step(two: Any) -> None:
 
 
 @real
-def test_ranks_play_the_same_side(models: tuple[Path, Path], plain: Any, tmp_path: Path) -> None:
+def test_all_ranks_run_the_same_variant(
+    models: tuple[Path, Path], plain: Any, tmp_path: Path
+) -> None:
     asked = prompts(DISTINCT)
     rounds = [["swapping", asked], ["steady", asked * 2]]
     result, log = decode(tmp_path, models, 2, rounds, hybrid=True, sides=True)
@@ -241,7 +243,7 @@ def test_ranks_play_the_same_side(models: tuple[Path, Path], plain: Any, tmp_pat
 
 
 @real
-def test_only_rank_0_has_caches_policies_telemetry_and_words(two: Any) -> None:
+def test_only_rank_0_has_caches_policies_telemetry_and_log_lines(two: Any) -> None:
     result, log = two
     for first, second in result["ranks"]:
         assert (first["rank"], first["decides"]) == (0, True)
@@ -282,7 +284,7 @@ def test_a_pass_that_fails_on_one_rank_ends_the_engine_at_once(
         ({"HVD_WORKER_TENANTS": "client"}, "rank 0 has HVD_WORKER_TENANTS client where the proc"),
     ],
 )
-def test_an_engine_whose_ranks_are_all_otherwise_does_not_start(
+def test_an_engine_whose_ranks_lack_the_plugin_does_not_start(
     models: tuple[Path, Path], tmp_path: Path, there: dict[str, str], says: str
 ) -> None:
     """As under Ray, with nodes that lack the plugin or have variables of their own."""
@@ -300,7 +302,7 @@ def test_an_engine_whose_ranks_are_all_otherwise_does_not_start(
         ({"HVD_WORKER_HOLDOUT": "0.5"}, "rank 1 has HVD_WORKER_HOLDOUT 0.5 where rank 0 has"),
     ],
 )
-def test_ranks_that_somebody_else_starts_are_alike_or_do_not_start(
+def test_ranks_of_an_external_launcher_are_compared(
     models: tuple[Path, Path], plain: Any, tmp_path: Path, other: dict[str, str], says: str
 ) -> None:
     """As torchrun starts them: each with an engine of its own."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoder.engines.vllm.v1.sampling import clearing_moved_rows, end_thinking, without_drafts
+from decoder.engines.vllm.v1.sampling import AROUND
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 
@@ -28,18 +28,21 @@ def text_of(place: int) -> list[int]:
 
 
 def holder_of(drafted: bool) -> Any:
-    """vLLM's own, mended as the plugin mends it where anything drafts."""
+    """vLLM's own, wrapped as the plugin wraps it where anything drafts."""
     from vllm.config.reasoning import ReasoningConfig
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
-    class Mended(ThinkingBudgetStateHolder):  # type: ignore[misc]
-        sync_batch = clearing_moved_rows(ThinkingBudgetStateHolder.sync_batch)
-        update_state = without_drafts(ThinkingBudgetStateHolder.update_state)
-        apply_to_logits = end_thinking
+    def wrapped(name: str) -> Any:
+        own = getattr(ThinkingBudgetStateHolder, name)
+        return lambda self, *args, **kwargs: AROUND[name](own, self, *args, **kwargs)
+
+    names = ("sync_batch", "update_state", "apply_to_logits")
+    wrappers = {name: wrapped(name) for name in names}
+    patched = type("Patched", (ThinkingBudgetStateHolder,), wrappers)
 
     config = ReasoningConfig(reasoning_start_str="start", reasoning_end_str="end")
     config._reasoning_start_token_ids, config._reasoning_end_token_ids = STARTS, ENDS
-    kind, drafts = (Mended, 64) if drafted else (ThinkingBudgetStateHolder, 0)
+    kind, drafts = (patched, 64) if drafted else (ThinkingBudgetStateHolder, 0)
     return kind(config, ROWS, drafts, torch.device("cpu"), False)
 
 
@@ -95,7 +98,7 @@ def test_thinking_ends_where_it_does_without_drafts(drafts: Drafts) -> None:
     assert written(holder_of(drafted=True), drafts, True) == expected
 
 
-def test_a_budget_ends_with_its_request_and_not_with_the_one_that_takes_its_place() -> None:
+def test_a_thinking_budget_ends_with_its_request() -> None:
     from vllm import SamplingParams
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 

@@ -38,7 +38,7 @@ EACH_WAY = pytest.mark.parametrize(
 
 
 @EACH_WAY
-def test_what_is_verified_is_what_was_chosen(method: str, queue: int) -> None:
+def test_verified_lengths_equal_the_chosen_ones(method: str, queue: int) -> None:
     e = engine(method, queue, tokens=16)
     noted = observed(e)
     serve(e)
@@ -57,7 +57,7 @@ def test_what_is_verified_is_what_was_chosen(method: str, queue: int) -> None:
 
 
 @EACH_WAY
-def test_requests_end_as_they_would_and_are_followed_no_longer(method: str, queue: int) -> None:
+def test_ended_requests_are_no_longer_tracked(method: str, queue: int) -> None:
     e = engine(method, queue, tokens=16)
     stops = {str(i): int(copying(str(i))[40 + i + 30]) for i in range(3)}
     for name, token in stops.items():
@@ -77,7 +77,7 @@ def test_requests_end_as_they_would_and_are_followed_no_longer(method: str, queu
 
 
 @EACH_WAY
-def test_the_end_of_the_context_is_the_end(method: str, queue: int) -> None:
+def test_requests_decode_to_the_end_of_the_context(method: str, queue: int) -> None:
     e = engine(method, queue, tokens=16)
     ask(e, range(3), 10_000, 10_000)
     is_whole(e)
@@ -97,7 +97,7 @@ def test_a_policy_is_swapped_in_any_step(method: str, queue: int) -> None:
 
 
 @EACH_WAY
-def test_a_rank_that_follows_cuts_each_step_as_the_one_that_leads(method: str, queue: int) -> None:
+def test_a_following_rank_trims_each_step_like_rank_0(method: str, queue: int) -> None:
     """Both in this process, with messages as they are sent; requests are preempted meanwhile, and
     go on where they were."""
     e = engine(method, queue, tokens=16, blocks=60)
@@ -130,7 +130,7 @@ def test_a_rank_that_follows_cuts_each_step_as_the_one_that_leads(method: str, q
     assert [len(output) for output in e.outputs.values()] == [120] * 6
 
 
-def test_a_graph_of_the_drafter_makes_no_more_tokens_than_there_is_room_for() -> None:
+def test_a_captured_drafter_graph_stays_within_its_buffer() -> None:
     """vLLM captures as many passes as the longest draft has tokens; the device checks no bounds."""
     from decoder.engines.vllm.v2.speculators import HybridSpeculator
 
@@ -144,7 +144,7 @@ def test_a_graph_of_the_drafter_makes_no_more_tokens_than_there_is_room_for() ->
     assert steps == [1, 2, 3, 1, 2]
 
 
-def test_where_the_drafter_fails_on_one_of_several_ranks_its_process_ends(
+def test_a_failing_drafter_ends_the_process_of_one_of_several_ranks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """vLLM would log it, and let that rank take its next step while the others wait in this one."""
@@ -175,7 +175,7 @@ class Masks:
 
 
 @pytest.mark.parametrize("every_place", [False, True])
-def test_a_grammars_masks_are_those_of_the_places_that_are_left(every_place: bool) -> None:
+def test_grammar_masks_are_trimmed_with_the_step(every_place: bool) -> None:
     batch = Batch.__new__(Batch)
     batch.verified = {"a": 2, "c": 1, "d": 1}
     batch.placed = {"a": 4, "b": 4, "c": 4, "d": 4}
@@ -192,7 +192,7 @@ def test_a_grammars_masks_are_those_of_the_places_that_are_left(every_place: boo
     [("ALWAYS", None, "FULL"), ("UNIFORM_BATCH", 17, "FULL"), ("UNIFORM_BATCH", None, "PIECEWISE"),
      ("UNIFORM_BATCH", 9, "PIECEWISE"), ("NEVER", 17, "PIECEWISE")],
 )  # fmt: skip
-def test_steps_of_different_lengths_have_full_graphs_where_attention_can(
+def test_steps_of_mixed_lengths_have_full_graphs_where_attention_supports_them(
     support: str, bound: int | None, graph: str, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -273,13 +273,13 @@ def on_v1(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @real
-def test_every_answer_is_plain_v1s(plain: dict[str, Any], hybrid: dict[str, Any]) -> None:
+def test_answers_equal_plain_v1(plain: dict[str, Any], hybrid: dict[str, Any]) -> None:
     assert plain["answers"].keys() == {*hybrid["answers"], "thinking"}
     assert not unlike(plain, hybrid)
 
 
 @real
-def test_every_answer_of_v1_with_drafts_is_plain_v1s(
+def test_answers_of_v1_with_drafts_equal_plain_v1(
     plain: dict[str, Any], on_v1: dict[str, Any]
 ) -> None:
     assert plain["answers"].keys() == on_v1["answers"].keys()
@@ -315,7 +315,7 @@ def test_drafts_were_really_verified_and_counted(hybrid: dict[str, Any]) -> None
 
 
 @real
-def test_what_is_drawn_where_a_draft_was_verified_is_of_the_targets_distribution(
+def test_sampled_tokens_have_the_targets_distribution(
     hybrid: dict[str, Any],
 ) -> None:
     """Two sums that are normal with mean 0 and variance 1 if it is: how often the draft's token was

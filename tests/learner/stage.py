@@ -29,6 +29,7 @@ from tests.learner.traffic import Traffic
 # left in mid-flight, leaves its sockets to the garbage collector
 WARNINGS = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:starlette.middleware.wsgi"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

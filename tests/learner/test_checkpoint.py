@@ -1,15 +1,18 @@
-"""One file, one instant, one learner a folder: neither a kill nor a damaged disk loses the past."""
+"""One transaction, one learner a folder: a kill undoes a part of a save; damage is set aside."""
 
 from __future__ import annotations
 
-import errno
+import subprocess
+import sys
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
 
 from decoder.contracts.errors import SettingsError
 from learner import checkpoint, state
+from learner.checkpoint import Store
 from learner.home import holder_of, occupied
 from learner.ingest.sequences import Sequences
 from learner.scopes import Scopes
@@ -18,78 +21,119 @@ from learner.settings import LearnerSettings
 ARRAYS = {"ids": np.arange(5, dtype=np.uint64), "flags": np.array([True, False])}
 
 
+def tree(offset: int) -> dict[str, object]:
+    return {"arrays": ARRAYS, "offset": offset}
+
+
 def saved(path: Path, *offsets: int) -> None:
+    store = Store(path)
     for offset in offsets:
-        checkpoint.save(path, {"arrays": ARRAYS, "offset": offset})
+        store.put("state", tree(offset))
+        store.commit()
+    store.close()
 
 
 def offset_at(path: Path) -> int | None:
-    loaded = checkpoint.load(path)
-    return None if loaded is None else int(loaded["offset"])
+    store = Store(path)
+    found = [int(each["offset"]) for each in store.get("state")]
+    store.close()
+    return found[0] if found else None
 
 
-@pytest.mark.parametrize("dies_at", [0, 1])
-def test_a_kill_during_the_save_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
-) -> None:
-    path = tmp_path / "c.safetensors"
+DIES: Final = """
+import os, sys
+from pathlib import Path
+from learner.checkpoint import Store
+store = Store(Path(sys.argv[1]))
+store.put("state", {"offset": 3})
+store.put("rows", {"offset": 3}, number=7)
+if sys.argv[2] == "committed":
+    store.commit()
+os._exit(9)
+"""
+
+
+@pytest.mark.parametrize("when, offset", [("before", 2), ("committed", 3)])
+def test_a_kill_leaves_all_of_a_save_or_none(tmp_path: Path, when: str, offset: int) -> None:
+    path = tmp_path / "state.db"
     saved(path, 1, 2)
-    calls = 0
-    replace = Path.replace
-
-    def dying(self: Path, target: Path) -> Path:
-        nonlocal calls
-        calls += 1
-        if calls > dies_at:
-            raise KeyboardInterrupt
-        return replace(self, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", dying)
-        with pytest.raises(KeyboardInterrupt):
-            saved(path, 3)
-    assert offset_at(path) == 2
+    subprocess.run([sys.executable, "-c", DIES, path, when], check=False)
+    assert offset_at(path) == offset
+    store = Store(path)
+    assert bool(store.get("rows", below=8)) == (when == "committed")
+    store.close()
     saved(path, 4)
     assert offset_at(path) == 4
 
 
-def full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, "no space left on device")
+def test_a_full_disk_keeps_what_was_saved(tmp_path: Path) -> None:
+    settings = LearnerSettings(state_dir=tmp_path)
+    held = state.State(Scopes(settings), offsets={0: 1})
+    state.save(settings, held)
+    store = held.scopes.store
+    store._db.execute("PRAGMA max_page_count = 1")  # no less than there is: as a disk without room
+    large = state.State(held.scopes, offsets={0: 2}, refused={"x" * 100_000: 1})
+    for _ in range(2):
+        with pytest.raises(OSError, match="full"):
+            state.save(settings, large)
+        assert state.resumed(settings).offsets == {0: 1}
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    state.save(settings, large)
+    assert state.resumed(settings).offsets == {0: 2}
 
 
-def test_a_full_disk_keeps_the_old_one_and_no_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def damaged(data: bytearray, how: str) -> bytes:
+    if how == "flipped":
+        for place in range(100, 2_000):
+            data[place] ^= 0xFF
+    return {"truncated": bytes(data[: len(data) // 2]), "empty": b""}.get(how, bytes(data))
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "none of ours"])
+def test_a_damaged_store_is_set_aside_and_what_comes_is_saved(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "c.safetensors"
-    saved(path, 1, 2)
-    before = sorted(tmp_path.iterdir())
-    for step in ("os.fsync", "pathlib.Path.replace"):
-        with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
-            patched.setattr(step, full)
-            saved(path, 3)
-        assert offset_at(path) == 2 and sorted(tmp_path.iterdir()) == before
+    settings = LearnerSettings(state_dir=tmp_path)
+    held = state.State(Scopes(settings), offsets={0: 1}, refused={"x" * 100_000: 1})
+    state.save(settings, held)
+    held.scopes.store.close()
+    data = bytearray(settings.store_path.read_bytes())
+    spoilt = b"no database at all" * 99 if how == "none of ours" else damaged(data, how)
+    settings.store_path.write_bytes(spoilt)
+    anew = state.resumed(settings)
+    assert not anew.offsets and "cannot be read" in caplog.text and "built anew" in caplog.text
+    assert (tmp_path / "older-damaged" / "state.db").read_bytes() == spoilt
+    state.save(settings, state.State(anew.scopes, offsets={0: 5}))
+    assert state.resumed(settings).offsets == {0: 5}
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
-def test_a_damaged_file_falls_back_to_the_previous(
-    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "c.safetensors"
-    saved(path, 1, 2)
-    data = bytearray(path.read_bytes())
+def test_a_damaged_tree_is_known_by_its_digest(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state.db")
+    data = bytearray(checkpoint.pack(tree(1)))
     data[-1] ^= 1
-    path.write_bytes({"truncated": data[:-9], "flipped": data, "empty": b""}[damage])
-    assert offset_at(path) == 1 and "damaged" in caplog.text
-    saved(path, 3)
-    assert offset_at(path) == 3 and offset_at(checkpoint.previous_of(path)) == 1
+    store._write("INSERT INTO trees VALUES ('state', 0, 0, ?)", bytes(data))
+    with pytest.raises(ValueError, match="digest"):
+        store.get("state")
+    store.close()
 
 
-def test_both_damaged_means_starting_anew(tmp_path: Path) -> None:
-    path = tmp_path / "c.safetensors"
-    saved(path, 1, 2)
-    for file in (path, checkpoint.previous_of(path)):
-        file.write_bytes(b"not a checkpoint")
-    assert checkpoint.load(path) is None
+def test_a_store_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
+    settings = LearnerSettings(state_dir=tmp_path)
+    settings.store_path.mkdir()
+    with pytest.raises(SettingsError, match=r"state\.db cannot be used"):
+        state.resumed(settings)
+
+
+def test_the_files_of_the_release_before_are_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("checkpoint.safetensors", "checkpoint.safetensors.previous", "scopes/a.1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    held = state.resumed(LearnerSettings(state_dir=tmp_path))
+    assert not held.offsets and "files are kept in" in caplog.text
+    assert (tmp_path / "older-files" / "scopes" / "a.1").read_text() == "scopes/a.1"
+    assert not (tmp_path / "checkpoint.safetensors").exists()
 
 
 def test_what_was_read_of_another_topic_says_nothing_of_this_one(tmp_path: Path) -> None:
@@ -111,7 +155,7 @@ OLDER = "hvd.learner.v7"
 
 
 def kept_of(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*.safetensors*")}
+    return {str(path.relative_to(folder)) for path in folder.rglob("state.db*")}
 
 
 def saved_by_an_older_release(settings: LearnerSettings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +165,7 @@ def saved_by_an_older_release(settings: LearnerSettings, monkeypatch: pytest.Mon
         for _ in range(2):
             held.scopes.of("scope", 1)
             state.save(settings, held)
+        held.scopes.store.close()
 
 
 def test_the_files_of_another_release_are_set_aside_and_lead_back(
@@ -135,10 +180,13 @@ def test_the_files_of_another_release_are_set_aside_and_lead_back(
     for _ in range(3):
         held.scopes.of("scope", 1)
         state.save(settings, held)
+    held.scopes.store.close()
     assert kept_of(aside) == before
     with monkeypatch.context() as back:  # a person has not moved them yet
         back.setattr(checkpoint, "FORMAT", OLDER)
         assert not state.resumed(settings).offsets and kept_of(aside) == before
+        for path in tmp_path.glob("state.db*"):
+            path.unlink()
         for path in aside.iterdir():
             path.replace(tmp_path / path.name)
         resumed = state.resumed(settings)
@@ -150,41 +198,42 @@ def test_what_was_set_aside_is_never_written_over_and_the_newest_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, aside = LearnerSettings(state_dir=tmp_path), tmp_path / f"older-{OLDER}"
-    saved_by_an_older_release(settings, monkeypatch)
-    before = kept_of(tmp_path)
-    held = state.resumed(settings)
-    for _ in range(2):
-        held.scopes.of("scope", 1)
-        state.save(settings, held)
-    # somebody moves the checkpoint back, and forgets the scopes
-    (aside / settings.checkpoint_path.name).replace(settings.checkpoint_path)
-    assert not state.resumed(settings).offsets
-    assert kept_of(aside) | kept_of(tmp_path / f"older-{OLDER}.1") >= before
     (tmp_path / "older-notes").write_text("not a folder")
-    for _ in range(3):
+    for turn in range(4):
         saved_by_an_older_release(settings, monkeypatch)
-        assert not state.resumed(settings).offsets and not settings.checkpoint_path.exists()
+        resumed = state.resumed(settings)
+        assert not resumed.offsets
+        resumed.scopes.store.close()
+        settings.store_path.unlink()
+        assert (tmp_path / f"older-{OLDER}{f'.{turn}' * bool(turn)}" / "state.db").exists()
     assert len([each for each in tmp_path.glob("older-*") if each.is_dir()]) == state.KEPT
+    assert not aside.exists(), "the oldest went"
 
 
-@pytest.mark.parametrize("dies_at", range(3))
 def test_a_kill_while_they_are_set_aside_loses_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = LearnerSettings(state_dir=tmp_path)
-    saved_by_an_older_release(settings, monkeypatch)
-    before, replace, calls = kept_of(tmp_path), Path.replace, iter(range(9))
+    for name in ("checkpoint.safetensors", "checkpoint.safetensors.previous", "scopes"):
+        (tmp_path / name).write_text(name)
+    before, replace, calls = (
+        {each.name for each in tmp_path.iterdir()},
+        Path.replace,
+        iter(range(9)),
+    )
 
     def dying(self: Path, target: Path) -> Path:
-        if next(calls) == dies_at:
+        if next(calls) == 1:
             raise KeyboardInterrupt
         return replace(self, target)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Path, "replace", dying)
-        state.resumed(settings)
+    for _ in range(2):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Path, "replace", dying)
+            calls = iter(range(9))
+            state.resumed(settings)
     assert not state.resumed(settings).offsets
-    assert kept_of(tmp_path / f"older-{OLDER}") == before
+    assert {each.name for each in (tmp_path / "older-files").iterdir()} == before
 
 
 def test_a_second_learner_in_the_same_folder_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import pytest
 
 from decoder.contracts.events import Origin
 from decoder.contracts.status import LearnerStatus
-from learner import checkpoint, state
+from learner import state
+from learner.checkpoint import Store
 from learner.release.registry import Registry, digest_of
 from learner.settings import LearnerSettings
 from pipelines.machine import free_port
@@ -67,8 +68,10 @@ def started(broker: Broker, folder: Path, **variables: str) -> subprocess.Popen[
 
 
 def read_up_to(folder: Path) -> int:
-    loaded = checkpoint.load(folder / "checkpoint.safetensors")
-    return 0 if loaded is None else int(loaded["offsets"].get("0", 0))
+    store = Store(folder / "state.db")
+    offsets = [int(tree["offsets"].get("0", 0)) for tree in store.get("state")]
+    store.close()
+    return offsets[0] if offsets else 0
 
 
 def run_until(
@@ -88,17 +91,17 @@ def run_until(
 
 
 def state_of(folder: Path) -> dict[str, Any]:
-    """All that a checkpoint holds, but for how its files are called."""
-    tree = checkpoint.load(folder / "checkpoint.safetensors")
-    assert tree is not None
-    del tree["scopes"]["serial"], tree["marks"]  # they hang on the clock
-    for name, entry in tree["scopes"]["entries"].items():
-        parts = [checkpoint.read(folder / "scopes" / file) for file, *_ in entry.pop("rows")]
-        # when it was saved says in how many files they lie
-        tree[name] = checkpoint.read(folder / "scopes" / entry.pop("file")) | {
+    """All that is saved."""
+    store = Store(folder / "state.db")
+    (tree,) = store.get("state")
+    del tree["marks"]  # they hang on the clock
+    for name in tree["entries"]:
+        parts, (scope,) = store.get(f"rows {name}", below=2**40), store.get(f"scope {name}")
+        tree[name] = scope | {
             column: np.concatenate([part[column] for part in parts])[-BUFFER:]
             for column in parts[0]
         }
+    store.close()
     return plain(tree)
 
 
@@ -165,10 +168,9 @@ def champion_in(registry: Registry) -> int | None:
 
 def waiting_in(folder: Path) -> list[str]:
     """Digests of the candidates that wait, as a restart would find them."""
-    if checkpoint.load(folder / "checkpoint.safetensors") is None:
-        return []
-    held = state.resumed(LearnerSettings(state_dir=folder)).waiting
-    return [digest_of(each.policy) for each in held if each.against]
+    held = state.resumed(LearnerSettings(state_dir=folder))
+    held.scopes.store.close()
+    return [digest_of(each.policy) for each in held.waiting if each.against]
 
 
 @pytest.mark.long

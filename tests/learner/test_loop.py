@@ -255,7 +255,7 @@ def test_one_unusable_registration_does_not_cost_the_checkpoint(
     )
     again = state.resumed(settings)
     assert again.rollouts == {SCOPE: Rollout(champion=5)}
-    assert again.scopes.entries[SCOPE].events == 3 and again.offsets == {0: 5}
+    assert again.scopes.entries[SCOPE] == 3 and again.offsets == {0: 5}
     assert [digest_of(each.policy) for each in again.waiting] == [digest_of(sound.policy)]
     assert again.published == numbers and "is dropped" in caplog.text
 

@@ -67,7 +67,7 @@ def test_a_learner_without_a_broker_lives_and_is_not_ready(
         assert ask(port, "/health").status_code == 200
         ready = ask(port, "/ready")
         assert ready.status_code == 503 and "broker" in ready.text
-    assert settings.checkpoint_path.exists(), "it ends when it is told, and saves"
+    assert settings.store_path.exists(), "it ends when it is told, and saves"
 
 
 def _answers(port: int) -> bool:

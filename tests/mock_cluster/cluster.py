@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import TOPICS
-from decoder.kafka.clients import close, layout_of, open_consumer, places_of
+from decoder.kafka.clients import close, layout_of, open_consumer, partitions_of
 from tests import frames
 from tests.conftest import patience
 
@@ -158,7 +158,7 @@ class MockCluster:
     def make_anew(self, topic: str) -> None:
         """Name another id for a topic; its records are still there."""
         consumer = open_consumer(self.kafka, "test")
-        places_of(consumer, topic)
+        partitions_of(consumer, topic)
         topic_id, _ = layout_of(consumer, topic)
         close(consumer)
         made = uuid4().bytes  # one for all brokers: else it changes with whoever is asked

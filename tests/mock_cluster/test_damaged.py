@@ -19,7 +19,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from decoder.kafka import clients
 from decoder.kafka.clients import close, fetch, open_consumer
-from decoder.kafka.codec import MOST_BYTES, Unreadable
+from decoder.kafka.codec import MAX_BYTES, Unreadable
 from decoder.limited_log import LimitedLog
 from tests import raw_batches as raw
 from tests.conftest import until
@@ -87,7 +87,7 @@ FRAMING: Final[dict[str, Callable[[str], bytes]]] = {
     "length negative": lambda codec: whole(codec, length=-20),
     "length zero": lambda codec: whole(codec, length=0),
 }
-BOMB: Final = raw.varint(MOST_BYTES * 2) + bytes(MOST_BYTES + 1)
+BOMB: Final = raw.varint(MAX_BYTES * 2) + bytes(MAX_BYTES + 1)
 ABSURD: Final = {
     "bomb of gzip": partial(whole, "gzip", BOMB),
     "bomb of lz4": partial(whole, "lz4", BOMB),

@@ -15,7 +15,7 @@ from decoder.contracts.errors import BrokerError
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import DEAD, DRAFTS, LEASE, POLICY, STATUS
 from decoder.feed import PolicyFeed
-from decoder.kafka.clients import close, fetch, open_consumer, places_of
+from decoder.kafka.clients import close, fetch, open_consumer, partitions_of
 from decoder.kafka.compacted import Compacted
 from decoder.policy.first import first_policy
 from learner import topics
@@ -215,7 +215,7 @@ def test_what_is_refused_lies_with_the_dead_and_what_no_broker_takes_is_counted(
     source.close()
     dead.close()
     consumer = open_consumer(cluster.kafka, "test")
-    consumer.assign(places_of(consumer, DEAD.name))
+    consumer.assign(partitions_of(consumer, DEAD.name))
     found: list[Any] = []
     until(lambda: found.extend(fetch(consumer, 500)) or found)
     close(consumer)

@@ -21,7 +21,7 @@ from decoder.contracts.bundle import unpack
 from decoder.contracts.events import Origin, decode_batch
 from decoder.contracts.status import LearnerStatus, WorkerStatus, decode_status
 from decoder.contracts.topics import DRAFTS, LESSONS, POLICY, STATUS
-from decoder.kafka.clients import close, fetch, open_consumer, open_producer, places_of
+from decoder.kafka.clients import close, fetch, open_consumer, open_producer, partitions_of
 from learner import intake
 from learner.ingest import group
 from tests import raw_batches as raw
@@ -65,7 +65,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self.producer = open_producer(self.cluster.kafka, "test")
         self.statuses = open_consumer(self.cluster.kafka, "test")
-        self.statuses.assign(places_of(self.statuses, STATUS.name))
+        self.statuses.assign(partitions_of(self.statuses, STATUS.name))
         self.statuses.seek_to_beginning()
         for scope in SCOPES:
             told = WorkerStatus(process="w", scope=scope, time=time.time())
@@ -172,7 +172,7 @@ def test_lessons_that_were_not_taken_are_sent_again(
         monkeypatch.setattr("learner.status.RETRY_SECONDS", PATIENCE_S)
         cluster.answer(PRODUCE, *[NOT_AUTHORISED] * 5)  # of which a status takes one
         consumer = open_consumer(cluster.kafka, "test")
-        consumer.assign(places_of(consumer, LESSONS.name))
+        consumer.assign(partitions_of(consumer, LESSONS.name))
         came: set[int] = set()
 
         def read() -> bool:

@@ -119,7 +119,8 @@ POLICY = """
 import pipelines.cli, pipelines.policy.moves
 """
 TELEMETRY = """
-import pipelines.cli, pipelines.telemetry.export, pipelines.telemetry.forget
+import pipelines.cli
+from pipelines.telemetry import export, forget, watch
 """
 BARE = """
 from pipelines.cli import main
@@ -152,7 +153,7 @@ def alone(program: str, allowed: Iterable[str], home: Path) -> str:
 
 @pytest.mark.parametrize(
     "program, extras",
-    [(POLICY, ("learner",)), (TELEMETRY, ("analysis",))],
+    [(POLICY, ("registry",)), (TELEMETRY, ("analysis",))],
     ids=["policy", "telemetry"],
 )
 def test_a_laptop_needs_no_torch(program: str, extras: tuple[str, ...], tmp_path: Path) -> None:
@@ -180,7 +181,9 @@ def test_before_anything_else_is_installed_the_doctor_says_what_is_missing(tmp_p
     assert "tenants: requests of one API key" in told and "Traceback" not in told
 
 
-@pytest.mark.parametrize("name", ["learner.lock", "worker-cpu.lock", "worker-cuda.lock"])
+@pytest.mark.parametrize(
+    "name", ["learner.lock", "mlflow.lock", "worker-cpu.lock", "worker-cuda.lock"]
+)
 def test_images_take_the_versions_that_are_tested(name: str) -> None:
     assert locked(name).items() <= locked("cpu.lock").items()
 
@@ -190,6 +193,7 @@ TAKERS = {
     "cpu.lock": PROJECT["optional-dependencies"].keys() - {"cuda", "bench", *STORES},
     "worker-cpu.lock": {"worker", "cpu", "embedded"},
     "learner.lock": {"learner"},
+    "mlflow.lock": {"registry"},
 }
 
 

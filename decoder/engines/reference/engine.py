@@ -3,7 +3,7 @@
 ::
 
     engine = ReferenceEngine.load("model", "drafter")
-    session = Session(engine, method("frequency", threshold=4.0))
+    session = Session(engine, Method("frequency", frequency_policy("", 4.0)))
     generation = session.generate(prompt_ids, max_tokens=128)
 
 Every method runs through the same :class:`~decoder.core.router.DraftRouter` as in vLLM, so its

@@ -15,7 +15,6 @@ from decoder.contracts.errors import EngineError
 from decoder.core.choice import Chosen, choose
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
-from decoder.core.guards.floor import Floor
 from decoder.core.requests import Decision, RequestOptions, StepReport
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
@@ -37,7 +36,7 @@ class Session:
         engine: ReferenceEngine,
         method: Method,
         costs: LiveCosts | None = None,
-        floor: Floor | None = None,
+        guarded: bool = False,
         sink: Sink | None = None,
         choice: Callable[..., Chosen] = choose,
     ) -> None:
@@ -46,7 +45,7 @@ class Session:
         self.engine, self.method = engine, method
         self.cache = SuffixCache(method.drafting(engine.settings)) if method.cache else None
         self.router = method.router(
-            engine.settings, self.cache, engine.token_classes, costs, floor, sink, choice
+            engine.settings, self.cache, engine.token_classes, costs, guarded, sink, choice
         )
         self._requests = 0
 
@@ -72,12 +71,10 @@ class Session:
             EngineError: the prompt is empty, or leaves no room in the context.
         """
         engine = self.engine
-        if not prompt:
-            raise EngineError("the prompt holds no tokens: give at least one.")
-        if max_tokens < 1 or len(prompt) >= engine.max_model_len:
+        if not prompt or max_tokens < 1 or len(prompt) >= engine.max_model_len:
             raise EngineError(
                 f"a prompt of {len(prompt)} tokens and {max_tokens} more do not fit the context of "
-                f"{engine.max_model_len}: shorten the prompt or ask for at least one token."
+                f"{engine.max_model_len}: give at least one token of each, or a shorter prompt."
             )
         self._requests += 1
         options = RequestOptions(
@@ -91,17 +88,10 @@ class Session:
         request = _Request(self, f"request-{self._requests}", list(prompt), options, sampling)
         self.router.start(request.name, np.asarray(prompt, np.int32), options)
         try:
-            with torch.inference_mode():
-                request.prefill()
-                began = engine.clock()
-                while not request.finish:
-                    request.cycle()
-                ended = engine.clock()
+            return request.run()
         finally:
             self.router.stop(request.name, "abort")
             self.router.settle()
-        assert request.finish
-        return Generation(request.output, request.cycles, request.finish, (ended - began) * 1e6)
 
 
 class _Request:
@@ -126,6 +116,16 @@ class _Request:
         self._generator = torch.Generator().manual_seed(sampling.seed if sampling else 0)
         self._cache = KVCache()
         self._drafter = self._engine.drafter(session.method) if options.speculate else None
+
+    @torch.inference_mode()
+    def run(self) -> Generation:
+        """Run to the end."""
+        self.prefill()
+        began = self._engine.clock()
+        while not self.finish:
+            self.cycle()
+        decode_us = (self._engine.clock() - began) * 1e6
+        return Generation(self.output, self.cycles, self.finish, decode_us)
 
     def prefill(self) -> None:
         """Read the prompt and commit the first token."""

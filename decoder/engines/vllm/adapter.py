@@ -18,18 +18,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
 from decoder.core.requests import Decisions, StepReport
 from decoder.engines.vllm.batch_step import BatchStep
 from decoder.engines.vllm.plan import Plan
-from decoder.engines.vllm.profile import IDLE_SECONDS, WorkerProfile
+from decoder.engines.vllm.profile import IDLE_SECONDS, NO_PROFILE, WorkerProfile
 from decoder.engines.vllm.ranks import Ranks
-from decoder.engines.vllm.request_options import options_of, text_of
+from decoder.engines.vllm.request_options import options_of
 from decoder.limited_log import LimitedLog
 from decoder.policy.pricing import NOMINAL
 from decoder.policy.rule import MODEL
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
 RESTARTS: Final = 2
 """How often a request that left the router is started again: its fault may be permanent."""
+NO_CHOICE: Final = "choosing drafts failed: this step goes on without drafts"
 
 
 class Adapter:
@@ -51,31 +51,27 @@ class Adapter:
         longest: int,
         *,
         has_model: bool = False,
-        limited_log: LimitedLog | None = None,
         ranks: Ranks | None = None,
+        deferred: Any = None,
     ) -> None:
         """Put an adapter together.
 
         Args:
             worker: None on a rank that follows another's decisions.
             longest: longest draft that the engine was started for, in tokens.
+            deferred: the ``DeferredDrafter`` of a V1 runner; None where nothing is deferred.
         """
-        self.worker = worker
-        self.ranks = ranks or Ranks()
-        self.limited_log = limited_log or LimitedLog()
-        self.idle = ""
+        self.worker, self.has_model = worker, has_model
+        self.ranks, self.deferred = ranks or Ranks(), deferred
+        self.disabled = ""
         """Why drafting is disabled; "" while it is not."""
-        self.unread: Collection[str] = ()
-        """Requests of the step for which the model drafter has no prefill, and makes no drafts."""
-        self.usual = True
-        """Whether the step did no deferred work; only then its time informs the cost model."""
         self.ended: Collection[str] | None = None
         """Requests that ended with the step; None where the step could not be observed."""
-        self.has_model = has_model
         self.profile: WorkerProfile | None = None
-        self._longest = longest
+        self._longest, self._limited_log = longest, LimitedLog()
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
+        self._under_grammar: set[str] = set()
         self._chosen: tuple[StepReport, list[int]] | None = None
         self._steps = 0
         self._closed = False
@@ -87,29 +83,27 @@ class Adapter:
             # The router has seen ends by limit or stop token; other requests ended by a stop string
             # or by the client.
             if self.worker is not None:
-                with self.sparing("a request could not be stopped"):
+                with self.suppressing("a request could not be stopped"):
                     self.worker.router.stop(name, "abort")
             self._restarts.pop(name, None)
+            self._under_grammar.discard(name)
         self.time(ours=False)
 
-    def during_step(self, exposed: bool) -> None:
+    def during_step(self, exposed: bool, idle: bool = False) -> None:
         """Do the bookkeeping that the next choice does not need; on a GPU the target runs now.
 
         Args:
             exposed: whether the engine waits for it.
+            idle: whether the step has no tokens: vLLM runs one after the last request. A doubtful
+                profile is then continued.
         """
-        if self.worker is None:
-            return
-        with self.sparing("bookkeeping failed"):
-            self.worker.router.settle(exposed)
-
-    def after_step(self, idle: bool) -> None:
-        """Continue a doubtful profile while the engine is idle: vLLM runs an empty step after the
-        last request."""
+        if self.worker is not None:
+            with self.suppressing("bookkeeping failed"):
+                self.worker.router.settle(exposed)
         profile = self.profile
-        if not idle or profile is None or not profile.doubted or self.idle:
+        if not idle or profile is None or not profile.doubted or self.disabled:
             return
-        with self.sparing("steps cannot be profiled: costs are learned from service alone"):
+        with self.suppressing(NO_PROFILE):
             costs = profile.take(IDLE_SECONDS)
             if costs is not None and self.worker is not None:
                 self.worker.router.costs = costs
@@ -123,94 +117,105 @@ class Adapter:
             step: reports the step; called on the leading rank.
         """
         self.ended = self._chosen = None
-        if self.idle:
+        if self.disabled:
             return Plan.nothing(size)
         self.time(ours=True)
-        plan = self.ranks.agree(
-            size,
-            lambda: self._decided(step()),
-            lambda: self._count("choosing drafts failed: this step goes on without drafts"),
-        )
+        plan = self.ranks.agree(size, lambda: self._decided(step()), lambda: self._count(NO_CHOICE))
         self.time(ours=False)
         return plan
 
     def drafted(self, lengths: Sequence[int], k: int) -> None:
         """Record the drafts that were made: their lengths, by row of the batch, and the number of
         tokens that the model drafter made."""
+        if self.worker is None or self.disabled or self._chosen is None:
+            return
         self.time(ours=True)
-        if self.worker is not None and not self.idle:
-            with self.sparing("the drafts of a step could not be recorded"):
-                if self._chosen is not None:
-                    report, rows = self._chosen
-                    if len(rows) < len(lengths):
-                        lengths = [lengths[row] for row in rows]
-                    self.worker.router.drafted(report, lengths, k)
+        with self.suppressing("the drafts of a step could not be recorded"):
+            report, rows = self._chosen
+            if len(rows) < len(lengths):
+                lengths = [lengths[row] for row in rows]
+            self.worker.router.drafted(report, lengths, k)
         self.time(ours=False)
 
     def failed(self) -> None:
-        """Count the exception being handled, of the model drafter, which made no drafts. With
-        several ranks it ends the process, since the others may have gone on."""
+        """Count the exception being handled, of the model drafter, which made no drafts.
+
+        With several ranks it ends the process, since the others may have gone on. Where prefill is
+        deferred, running requests get no more model drafts: the drafter's cache misses their text.
+        """
         if self.ranks.size > 1:
             self.ranks.end("its model drafter failed, and others may go on.")
         self._count("the model drafter failed: this step goes on without its drafts")
+        if self.deferred is not None:
+            self.deferred.clear(missed=True)
 
-    def rest(self, why: str) -> None:
+    def disable(self, why: str) -> None:
         """Disable drafting and telemetry; requests go on as in plain vLLM."""
-        if self.idle:
+        if self.disabled:
             return
-        self.idle = why
-        self.limited_log.warning("drafting is disabled: %s", why)
+        self.disabled = why
+        self._limited_log.warning("drafting is disabled: %s", why)
         self.close()  # policies, telemetry and scope belong to the former weights
+        if self.deferred is not None:
+            self.deferred.clear()
 
     def close(self) -> None:
         """Close the worker, which sends its last events."""
         if self.worker is not None and not self._closed:
-            with self.sparing("the worker could not be closed"):
+            with self.suppressing("the worker could not be closed"):
                 self.worker.close()
                 self._closed = True
 
     def _decided(self, step: BatchStep) -> Plan:
         assert self.worker is not None, "only the leading rank decides"
-        slots, size = self.worker.router.table.slots, len(step.names)
-        for row in [row for row, name in enumerate(step.names) if name not in slots]:
-            if self._restarts.get(step.names[row], 0) < RESTARTS:
-                with self.sparing("a request could not be started"):
-                    self._start(row, step)
-        rows = [row for row, tokens in enumerate(step.sampled) if tokens]
+        size, rows = len(step.names), [row for row, tokens in enumerate(step.sampled) if tokens]
+        self._start_new(step)
         report = self._observed(step, rows)
         if report is None:
             return Plan.nothing(size)
-        chosen: Decisions | None = None
-        with self.sparing("choosing drafts failed: this step goes on without drafts"):
-            self._set_budget(report, step, rows)
+        with self.suppressing(NO_CHOICE):
+            self._set_budget(report, step)
             chosen = self.worker.router.choose(report)
-        if chosen is None:
-            return Plan.nothing(size)
-        self._chosen = report, rows
-        end = step.limits.drafter_len if self.has_model else 0
-        most = self._longest_of(step, rows)
-        given, rooms = _given(chosen, most, end - report.advanced["length"], step.limits.vocabulary)
-        k = min(int(rooms.max(initial=0)), self.worker.settings.model_draft_tokens)
-        return Plan.of(size, rows, given, rooms.tolist(), k)
+            self._chosen = report, rows
+            longest = self._longest_of(step, rows)
+            drafts = _cache_drafts(chosen, longest, step.limits.vocabulary)
+            end = step.limits.drafter_len if self.has_model else 0
+            reach = [end - step.lengths[row] for row in rows]
+            limits = _model_limits(chosen, longest, reach)
+            k = min(max(limits, default=0), self.worker.settings.model_draft_tokens)
+            return Plan(drafts, limits, k).spread(rows, size)
+        return Plan.nothing(size)
+
+    def _start_new(self, step: BatchStep) -> None:
+        """Start the requests that the router does not track, with their text so far."""
+        assert self.worker is not None and self._identities is not None
+        router = self.worker.router
+        for row in [row for row, name in enumerate(step.names) if name not in router.table.slots]:
+            name = step.names[row]
+            if self._restarts[name] >= RESTARTS:
+                continue
+            with self.suppressing("a request could not be started"):
+                prompt, output, parameters = step.request_of(row)
+                if getattr(parameters, "structured_outputs", None) is not None:
+                    self._under_grammar.add(name)
+                if prompt is not None:
+                    self._restarts[name] += bool(output)
+                    longest = step.limits.max_model_len
+                    options = options_of(name, parameters, longest, self._identities)
+                    router.start(name, prompt, options, output)
 
     def _observed(self, step: BatchStep, rows: Sequence[int]) -> StepReport | None:
         """Have the router observe the step, which advanced ``rows``; None where that failed before
         there was a report."""
         assert self.worker is not None, "only the leading rank decides"
         router, report = self.worker.router, None
-        names, sampled, states = step.names, step.sampled, step.states
+        names, sampled, verified, lengths = step.names, step.sampled, step.verified, step.lengths
         if len(rows) < len(names):
             names, sampled = [names[row] for row in rows], [sampled[row] for row in rows]
-            states = [states[row] for row in rows]
-        with self.sparing("observing failed"):
-            report = router.report(
-                names,
-                sampled,
-                [step.verified.get(name, 0) for name in names],
-                [state.num_tokens for state in states],
-                step.step_tokens,
-            )
-            report.usual, stopped = self.usual, router.counters.stopped
+            verified, lengths = [verified[row] for row in rows], [lengths[row] for row in rows]
+        with self.suppressing("observing failed"):
+            report = router.report(names, sampled, verified, lengths, step.step_tokens)
+            report.usual, stopped = step.usual, router.counters.stopped
             before = report.advanced["slot"].copy()
             router.observe(report)
             self.ended = ()
@@ -219,48 +224,25 @@ class Adapter:
                 self.ended = [names[index] for index in over.tolist()]
         return report
 
-    def _set_budget(self, report: StepReport, step: BatchStep, rows: Sequence[int]) -> None:
+    def _set_budget(self, report: StepReport, step: BatchStep) -> None:
         """Fill in the budget of the next step. Mutates ``report``."""
-        waiting = 0  # prompt tokens left to prefill
-        if len(rows) < len(step.names):
-            for state, name, tokens in zip(step.states, step.names, step.sampled, strict=True):
-                if not tokens:
-                    waiting += state.num_tokens - state.num_computed_tokens - step.scheduled[name]
         limits, most = step.limits, step.limits.step_tokens
         full = step.step_tokens >= most
-        report.budget = room(len(step.names), limits.vocabulary, most, waiting, full=full)
+        report.budget = room(len(step.names), limits.vocabulary, most, step.waiting, full=full)
         if not limits.chunked:
             self._steps += 1  # a prompt that is prefilled whole may need the whole budget
             report.budget *= self._steps % DRAFTS_SHARE > 0
-        report.unable, report.waiting, report.capacity = self.unread, waiting, most
+        report.unable, report.waiting, report.capacity = step.unable, step.waiting, most
 
-    def _longest_of(self, step: BatchStep, rows: Sequence[int]) -> int | NDArray[np.int64]:
-        """Longest draft, of all requests or of each in ``rows``."""
+    def _longest_of(self, step: BatchStep, rows: Sequence[int]) -> list[int]:
+        """Longest draft of each request in ``rows``."""
         assert self.worker is not None, "only the leading rank decides"
         longest, table = min(self._longest, step.longest), self.worker.router.costs.table
-        bound = [
-            getattr(state.sampling_params, "structured_outputs", None) is not None
-            for state in step.states
-        ]
-        if table is NOMINAL or not any(bound):  # the nominal table has no unit of time
-            return longest
+        if table is NOMINAL or not self._under_grammar:  # the nominal table has no unit of time
+            return [longest] * len(rows)
+        bound = [name in self._under_grammar for name in step.names]
         few = min(longest, under_grammar(sum(bound), table.time(len(bound))))
-        return np.where(bound, few, longest)[rows]
-
-    def _start(self, row: int, step: BatchStep) -> None:
-        """Start a request in the router, with its text so far."""
-        assert self.worker is not None, "only the leading rank decides"
-        state, name = step.states[row], step.names[row]
-        text = text_of(state, step.ids_of(row), len(step.sampled[row]))
-        if text is None:
-            return
-        prompt, output = text
-        if output:
-            self._restarts[name] += 1
-        assert self._identities is not None
-        params, longest = state.sampling_params, step.limits.max_model_len
-        options = options_of(name, params, longest, self._identities)
-        self.worker.router.start(name, prompt, options, output)
+        return [few if bound[row] else longest for row in rows]
 
     def time(self, ours: bool) -> None:
         """Attribute the time from now on to this plugin, or to vLLM and its drafter."""
@@ -272,10 +254,10 @@ class Adapter:
         """Count and log the exception being handled."""
         if self.worker is not None:
             self.worker.faults += 1
-        self.limited_log.exception(what)
+        self._limited_log.exception(what)
 
     @contextmanager
-    def sparing(self, what: str) -> Iterator[None]:
+    def suppressing(self, what: str) -> Iterator[None]:
         """Suppress an exception: it is counted, and logged under ``what``."""
         try:
             yield
@@ -283,28 +265,31 @@ class Adapter:
             self._count(what)
 
 
-def _given(
-    chosen: Decisions, most: int | NDArray[np.int64], reach: NDArray[np.int64], vocabulary: int
-) -> tuple[list[list[int]], NDArray[np.int64]]:
-    """The cache draft of each request, and the longest model draft that it may have.
+def _cache_drafts(chosen: Decisions, longest: list[int], vocabulary: int) -> list[list[int]]:
+    """The cache draft of each request, of at most ``longest`` tokens.
 
-    A cache draft ends before the first token outside of the target's vocabulary, such as a
-    placeholder in a prompt.
-
-    Args:
-        most: longest draft of each.
-        reach: tokens of each that the drafter has room for.
+    It ends before the first token outside of the target's vocabulary, such as a placeholder in a
+    prompt.
     """
-    lens = np.minimum(chosen.lengths, most)
-    wanted = chosen.rooms * (chosen.arms == MODEL)
-    rooms = np.maximum(np.minimum(np.minimum(wanted, reach), most), 0)
-    tokens = chosen.tokens[:, : int(lens.max(initial=0))]
-    invalid = tokens.view(np.uint32) >= vocabulary  # or below 0
-    if invalid.any():
-        first = np.where(invalid.any(1), invalid.argmax(1), tokens.shape[1])
-        lens = np.minimum(lens, first[chosen.drafts])
-    listed = tokens.tolist()
+    lengths = [*map(min, chosen.lengths.tolist(), longest)]
+    if not (width := max(lengths, default=0)):
+        return [[] for _ in lengths]
+    rows, tokens = chosen.drafts.tolist(), chosen.tokens[:, :width]
+    ids = tokens.view(np.uint32)  # large below 0
+    if ids.max() >= vocabulary:
+        valid = (ids < vocabulary).cumprod(1).sum(1).tolist()
+        lengths = [min(length, valid[row]) for row, length in zip(rows, lengths, strict=True)]
+    # Each draft by itself: operations on all rows are slower where caches are cold.
     return [
-        listed[draft][:length] if length else []
-        for draft, length in zip(chosen.drafts.tolist(), lens.tolist(), strict=True)
-    ], rooms
+        tokens[row, :length].tolist() if length else []
+        for row, length in zip(rows, lengths, strict=True)
+    ]
+
+
+def _model_limits(chosen: Decisions, longest: list[int], reach: list[int]) -> list[int]:
+    """Most tokens of each request's model draft; ``reach`` is the drafter's room for each."""
+    arms, rooms = chosen.arms.tolist(), chosen.rooms.tolist()
+    return [
+        max(min(room, left, most), 0) if arm == MODEL else 0
+        for arm, room, left, most in zip(arms, rooms, reach, longest, strict=True)
+    ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from decoder.drafting.drafts import Tokens
+if TYPE_CHECKING:  # it brings numba
+    from decoder.drafting.drafts import Tokens
 
 
 class EngineLimits(NamedTuple):
@@ -19,23 +20,42 @@ class EngineLimits(NamedTuple):
     chunked: bool  # whether prefill is chunked
 
 
+class EngineRequest(NamedTuple):
+    """A request before the step, for the router to start it."""
+
+    prompt: Tokens | None  # None: no drafts, see has_text
+    output: Sequence[int]
+    parameters: Any  # vLLM's SamplingParams
+
+
 @dataclass(slots=True)
 class BatchStep:
-    """A step by rows of the batch. ``states`` have the used fields of vLLM's
-    ``CachedRequestState``, after the step."""
+    """A step by rows of the batch."""
 
     limits: EngineLimits
     names: Sequence[str]
-    states: Sequence[Any]
     sampled: Sequence[Sequence[int]]
     """Tokens committed; none during a chunked prefill."""
-    verified: Mapping[str, int]
-    """Draft tokens verified, by request; requests without any may be missing."""
-    scheduled: Mapping[str, int]
-    """Tokens that the step ran through the target, by request."""
+    verified: Sequence[int]
+    """Draft tokens verified."""
+    lengths: Sequence[int]
+    """Tokens of prompt and output after the step."""
+    waiting: int
+    """Prompt tokens left to prefill, of all requests."""
     step_tokens: int
-    """Their sum."""
+    """Tokens that the step ran through the target."""
     longest: int
     """Draft tokens that the next step reserves for a request."""
-    ids_of: Callable[[int], Tokens]
-    """Returns the token ids of a row, int32, which begin with the prompt."""
+    request_of: Callable[[int], EngineRequest]
+    """Returns the request of a row."""
+    unable: Collection[str] = ()
+    """Requests without drafter prefill, for which no model draft can be made."""
+    usual: bool = True
+    """Whether the step did no deferred work; only then its time informs the cost model."""
+
+
+def has_text(request: Any) -> bool:
+    """Whether a vLLM request has text to copy from, and a policy: not for prompts of embeddings,
+    nor for LoRA requests."""
+    unsupported = request.prompt_embeds, request.prompt_is_token_ids, request.lora_request
+    return request.prompt_token_ids is not None and all(each is None for each in unsupported)

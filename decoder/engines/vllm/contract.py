@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from decoder.contracts.errors import EngineError
-from decoder.engines.vllm.hooks import HOOKS, Hook
+from decoder.engines.vllm.hooks import HOOKS
 
 Signatures = Mapping[str, Mapping[str, str]]
 """By place ("module:Class.method"): parameters and body digest of a function, or types by field."""
@@ -47,7 +47,7 @@ def installed() -> tuple[str, Path]:
     raise EngineError(f"vLLM is not installed: {_REMEDY}")
 
 
-def check(number: str, sources: Path, hooks: Sequence[Hook] = HOOKS) -> None:
+def check(number: str, sources: Path) -> None:
     """Compare the sources of version ``number`` with the reference of its series.
 
     Raises:
@@ -59,7 +59,7 @@ def check(number: str, sources: Path, hooks: Sequence[Hook] = HOOKS) -> None:
             f"this plugin supports vLLM {' and '.join(SUPPORTED)}, found {number}: {_REMEDY}"
         )
     expected = json.loads((FOLDER / f"vllm-{series}.json").read_text())
-    if difference := next(differences(expected, read(sources, hooks)), None):
+    if difference := next(differences(expected, read(sources)), None):
         raise EngineError(
             f"this vLLM {number} differs from the supported one: {difference}; {_REMEDY}"
         )
@@ -86,10 +86,10 @@ def differences(expected: Signatures, found: Signatures) -> Iterator[str]:
                 yield f"{place}.{key} is {there[key]} where {value} was expected"
 
 
-def read(sources: Path, hooks: Sequence[Hook] = HOOKS) -> dict[str, dict[str, str]]:
+def read(sources: Path) -> dict[str, dict[str, str]]:
     """Signatures of all hooks found in ``sources``."""
     found: dict[str, dict[str, str]] = {}
-    for hook in hooks:
+    for hook in HOOKS:
         module, _, cls = hook.owner.partition(":")
         owners = list(_owners(sources, module, cls))
         if hook.kind == "fields":

@@ -1,9 +1,9 @@
 """The plan of a step's drafts, decided once and followed by every rank that runs the drafter.
 
-Rank 0 broadcasts it as int32. The message holds step, rows, ``k`` and the number of given tokens;
-for each row a number, positive for its given tokens, negative for its room; and the first of the
-tokens. Its length is fixed, so that ranks which disagree on the batch can detect it. The remaining
-tokens are a second message.
+Rank 0 broadcasts it as int32. The message holds step, rows, ``k`` and the number of cache draft
+tokens; for each row a number, positive for the length of its cache draft, negative for its limit of
+a model draft; and the first of the tokens. Its length is fixed, so that ranks which disagree on the
+batch can detect it. The remaining tokens are a second message.
 """
 
 from __future__ import annotations
@@ -19,76 +19,76 @@ Message = NDArray[np.int32]
 
 HEADER: Final = 4
 INLINE: Final = 256
-"""Given tokens in the message: more than most steps propose, and still one packet."""
+"""Cache draft tokens in the message: more than most steps propose, and still one packet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The drafts of one step, by rows of the batch.
 
-    ``given`` are the cache drafts; a row without one proposes at most ``rooms`` tokens of the
+    ``cached`` are the cache drafts; a row without one proposes at most ``limits`` tokens of the
     model's draft. The model drafter makes ``k`` tokens.
     """
 
-    given: tuple[tuple[int, ...], ...]
-    rooms: tuple[int, ...]
+    cached: Sequence[list[int]]
+    limits: Sequence[int]
     k: int = 0
 
     @classmethod
     def nothing(cls, rows: int) -> Plan:
         """No drafts."""
-        return cls(((),) * rows, (0,) * rows)
+        return cls([[] for _ in range(rows)], [0] * rows)
 
-    @classmethod
-    def of(
-        cls,
-        size: int,
-        rows: Sequence[int],
-        given: Sequence[Sequence[int]],
-        rooms: Sequence[int],
-        k: int,
-    ) -> Plan:
-        """A plan for a batch of ``size``, of which only ``rows`` may have a draft."""
+    def spread(self, rows: Sequence[int], size: int) -> Plan:
+        """This plan, whose rows are ``rows`` of a batch of ``size``; others draft nothing."""
         if len(rows) == size:
-            return cls(tuple(map(tuple, given)), tuple(rooms), k)
-        drafts, left = list[tuple[int, ...]]([()] * size), [0] * size
-        for row, tokens, room in zip(rows, given, rooms, strict=True):
-            drafts[row], left[row] = tuple(tokens), room
-        return cls(tuple(drafts), tuple(left), k)
+            return self
+        plan = Plan.nothing(size)
+        cached, limits = list(plan.cached), list(plan.limits)
+        for row, tokens, limit in zip(rows, self.cached, self.limits, strict=True):
+            cached[row], limits[row] = tokens, limit
+        return Plan(cached, limits, self.k)
 
-    def proposals(self, made: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Each row's draft; ``made`` are the model's, by rows, of which the last may be missing."""
-        rows = [*made, *((),) * (len(self.given) - len(made))]
+    def lengths(self) -> list[int]:
+        """Length of each row's draft, if the model drafter makes ``k`` tokens."""
         return [
-            list(given) or list(model[:room])
-            for given, room, model in zip(self.given, self.rooms, rows, strict=False)
+            len(cached) or min(limit, self.k)
+            for cached, limit in zip(self.cached, self.limits, strict=True)
+        ]
+
+    def proposals(self, from_model: Sequence[list[int]]) -> list[list[int]]:
+        """Each row's draft. ``from_model`` are the drafter's, by rows; the last may be missing."""
+        rows = [*from_model, *[[]] * (len(self.cached) - len(from_model))]
+        return [
+            cached or model[:limit]
+            for cached, limit, model in zip(self.cached, self.limits, rows, strict=False)
         ]
 
 
 def write(message: Message, step: int, rows: int, plan: Plan) -> Message:
-    """Fill the message in place; returns the given tokens beyond ``INLINE``.
+    """Fill the message in place; returns the cache draft tokens beyond ``INLINE``.
 
     Raises:
         ValueError: the plan has another number of rows.
         OverflowError: a token is no int32.
     """
-    if not len(plan.given) == len(plan.rooms) == rows:
-        raise ValueError(f"a plan of {len(plan.given)} rows for a step of {rows}.")
-    given = np.array([token for row in plan.given for token in row], np.int32)
-    inline = given[:INLINE]
-    message[:HEADER] = step, rows, plan.k, len(given)
+    if not len(plan.cached) == len(plan.limits) == rows:
+        raise ValueError(f"a plan of {len(plan.cached)} rows for a step of {rows}.")
+    cached = np.array([token for row in plan.cached for token in row], np.int32)
+    inline = cached[:INLINE]
+    message[:HEADER] = step, rows, plan.k, len(cached)
     message[HEADER : HEADER + rows] = [
-        len(row) or -room for row, room in zip(plan.given, plan.rooms, strict=True)
+        len(row) or -limit for row, limit in zip(plan.cached, plan.limits, strict=True)
     ]
     message[len(message) - INLINE :][: len(inline)] = inline
-    return given[INLINE:]
+    return cached[INLINE:]
 
 
-def read(message: Message, rest: Message) -> Plan:
-    """The plan in ``message``; ``rest`` is the result of :func:`write`."""
+def read(message: Message, remaining: Message) -> Plan:
+    """The plan in ``message``; ``remaining`` is the result of :func:`write`."""
     _, rows, k, count = message[:HEADER].tolist()
     numbers = message[HEADER : HEADER + rows]
-    tokens = np.concatenate([message[len(message) - INLINE :][:count], rest]).tolist()
+    tokens = np.concatenate([message[len(message) - INLINE :][:count], remaining]).tolist()
     ends = np.cumsum(np.maximum(numbers, 0)).tolist()
-    given = tuple(tuple(tokens[a:b]) for a, b in zip([0, *ends], ends, strict=False))
-    return Plan(given, tuple(np.maximum(-numbers, 0).tolist()), k)
+    cached = [tokens[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+    return Plan(cached, np.maximum(-numbers, 0).tolist(), k)

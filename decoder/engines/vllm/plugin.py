@@ -24,11 +24,11 @@ from decoder.core.costs import LiveCosts
 from decoder.core.payoff.token_classes import token_classes_of
 from decoder.engines.vllm import consistency, contract, hooks, requirements, runner_choice
 from decoder.engines.vllm.hooks import adapter_of, attach
-from decoder.engines.vllm.profile import WorkerProfile
+from decoder.engines.vllm.profile import NO_PROFILE, WorkerProfile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import longest_draft
-from decoder.engines.vllm.v1 import around as v1
-from decoder.engines.vllm.v1.sampling import patch_sampling
+from decoder.engines.vllm.v1 import runner as v1
+from decoder.engines.vllm.v1 import sampling
 from decoder.scope_id import readable, scope_of
 from decoder.settings import WorkerSettings
 from decoder.telemetry import mapped
@@ -54,7 +54,7 @@ def _is_enabled(value: str | None) -> bool:
         ) from None
 
 
-def _reach_ray() -> None:
+def _pass_variables_to_ray() -> None:
     """Have vLLM copy ``HVD_`` variables to Ray's workers, which get only listed ones."""
     name = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
     prefixes = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
@@ -72,7 +72,7 @@ def register() -> None:
     if not _is_enabled(os.environ.get("HVD_WORKER_ENABLED")):
         return
     new_key = ensure_key(os.environ)  # before vLLM starts its other processes, which inherit it
-    _reach_ray()
+    _pass_variables_to_ray()
     settings = WorkerSettings.load()
     key_of(settings)
     contract.check(*contract.installed())
@@ -90,7 +90,7 @@ def register() -> None:
         log.info("names are hashed under a new key: set %s to keep pseudonyms comparable", VARIABLE)
     mapped.install()
     parent_watchdog.watch_parent()
-    patch_sampling()
+    sampling.patch_sampling()
     hooks.install({**AROUND, "load_model": functools.partial(_load_model, settings)})
 
 
@@ -109,7 +109,7 @@ def _load_model(
         v1.full_graphs_of_plain_steps(self.model_runner)
     result = original(self, *args, **kwargs)
     if (adapter := adapter_of(self.model_runner)) is not None:
-        adapter.rest(_WEIGHTS)
+        adapter.disable(_WEIGHTS)
     else:
         attach(self.model_runner, _adapter(self.model_runner, settings))
     return result
@@ -124,12 +124,13 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
 
     config, group = runner.vllm_config, get_tp_group()
     ranks = Ranks(group.rank_in_group, group.world_size, group.cpu_group, runner.max_num_reqs)
-    make: Callable[..., Adapter] = Adapter
-    if not config.use_v2_model_runner:
-        make = functools.partial(v1.adapter, runner, settings)
-    return make(
-        _worker(runner, settings) if ranks.leads else None, longest_draft(config), ranks=ranks,
-        has_model=config.speculative_config.method == "eagle3",
+    has_model = config.speculative_config.method == "eagle3"
+    deferred = None
+    if has_model and not config.use_v2_model_runner:
+        deferred = v1.deferred_drafter(runner, settings)
+    return Adapter(
+        _worker(runner, settings) if ranks.leads else None, longest_draft(config),
+        has_model=has_model, ranks=ranks, deferred=deferred,
     )  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def _worker(runner: GPUModelRunner, settings: WorkerSettings) -> Worker:
     )
 
 
-def _ask_ranks(original: Callable[..., Any], executor: Any) -> Any:
+def _compare_workers(original: Callable[..., Any], executor: Any) -> Any:
     consistency.compare_workers(executor)
     return original(executor)
 
@@ -172,14 +173,14 @@ def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
     config = self.vllm_config
     if config.use_v2_model_runner:
         self.model_runner.serving = True
-        ahead = "asynchronously" if config.scheduler_config.async_scheduling else "step by step"
-        log.info("drafting on vLLM's V2 runner, which is scheduled %s", ahead)
+        scheduling = "asynchronous" if config.scheduler_config.async_scheduling else "synchronous"
+        log.info("drafting on vLLM's V2 runner with %s scheduling", scheduling)
     worker = adapter.worker
     adapter.profile = WorkerProfile(
         self.model_runner, worker.scope if worker else "", adapter.ranks
     )
     costs = None
-    with adapter.sparing("steps cannot be profiled: costs are learned from service alone"):
+    with adapter.suppressing(NO_PROFILE):
         costs = adapter.profile.take()
     if worker is not None:
         worker.router.costs = costs or LiveCosts()
@@ -202,7 +203,7 @@ def _sleep(original: Callable[..., Any], self: Any, level: int = 1) -> Any:
 def _disable(worker: Any) -> None:
     adapter = adapter_of(worker.model_runner)
     if adapter is not None:
-        adapter.rest(_WEIGHTS)
+        adapter.disable(_WEIGHTS)
 
 
 def _shutdown(original: Callable[..., Any], self: Any) -> Any:
@@ -229,7 +230,7 @@ def _validate(original: Callable[..., Any], parameters: Any, speculative_config:
         )
 
 
-def _without_trees(original: Callable[..., Any], self: Any) -> Any:
+def _validate_suffix(original: Callable[..., Any], self: Any) -> Any:
     """vLLM's checks of the method ``suffix``, without the one for an installed package."""
     from vllm.config import speculative
 
@@ -240,14 +241,15 @@ def _without_trees(original: Callable[..., Any], self: Any) -> Any:
 AROUND: Final[dict[str, Callable[..., Any]]] = {
     "__post_init__": runner_choice.post_init,
     "_get_v2_model_runner_unsupported_features": runner_choice.unsupported,
-    "get_kv_cache_specs": _ask_ranks,
+    "get_kv_cache_specs": _compare_workers,
     "compile_or_warm_up_model": _warm_up,
     "reload_weights": _reload_weights,
     "reset_weights": _reload_weights,
     "sleep": _sleep,
     "shutdown": _shutdown,
     "_validate_spec_decode": _validate,
-    "_validate_suffix_decoding": _without_trees,
+    "_validate_suffix_decoding": _validate_suffix,
     **v1.AROUND,
+    **sampling.AROUND,
 }
 """Wrappers by name of the method; that of ``load_model`` is bound to settings in ``register``."""

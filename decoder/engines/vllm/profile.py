@@ -36,15 +36,18 @@ MANY: Final = 16
 """Drafting is timed for one request and for this many."""
 
 
+NO_PROFILE: Final = "steps cannot be profiled: costs are learned from service alone"
+
+
 class WorkerProfile:
-    """The profile of one runner, in ``taken`` on the leading rank. ``doubted``, the same on all
+    """The profile of one runner, in ``steps`` on the leading rank. ``doubted``, the same on all
     ranks: whether profiling must continue."""
 
     def __init__(self, runner: Any, scope: str, ranks: Ranks) -> None:
         """An empty profile."""
         self.doubted = False
         self._runner, self._scope, self._ranks = runner, scope, ranks
-        self.taken, self._again = nothing(runner, scope), 0
+        self.steps, self._repetitions = empty_profile(runner, scope), 0
 
     def take(self, seconds: float | None = None) -> LiveCosts | None:
         """Time steps for ``seconds``, or for the whole budget at start. Mutates only the profile.
@@ -57,16 +60,17 @@ class WorkerProfile:
         """
         doubted = False
         try:
-            ended = timed(self._runner, self.taken, self._ranks, seconds)
+            complete = time_steps(self._runner, self.steps, self._ranks, seconds)
             if not self._ranks.leads:
                 return None
-            if seconds is not None and not ended:
+            if seconds is not None and not complete:
                 doubted = True
                 return None
-            taken, doubt = self.taken, self.taken.doubt
+            steps, doubt = self.steps, self.steps.doubt
             if doubt:
-                doubted = self._again < ATTEMPTS
-                self.taken, self._again = nothing(self._runner, self._scope), self._again + 1
+                doubted = self._repetitions < ATTEMPTS
+                self.steps = empty_profile(self._runner, self._scope)
+                self._repetitions += 1
                 log.warning(
                     "step times are implausible (%s): the default cost model is used %s", doubt,
                     "until steps are timed again while the engine is idle" if doubted
@@ -74,25 +78,25 @@ class WorkerProfile:
                 )  # fmt: skip
                 if seconds is not None:
                     return None
-            each = zip(taken.table.tokens, taken.table.verify_us, strict=True)
+            each = zip(steps.table.tokens, steps.table.verify_us, strict=True)
             log.info("a step costs, in ms by tokens: %s", {n: round(us / 1e3, 1) for n, us in each})
-            return taken.costs
+            return steps.costs
         finally:
-            self.doubted = self._ranks.told(doubted)
+            self.doubted = self._ranks.broadcast(doubted)
 
 
-def nothing(runner: Any, scope: str) -> Profile:
-    """An empty profile of a runner."""
+def empty_profile(runner: Any, scope: str) -> Profile:
+    """A profile of a runner, without times."""
     on_cpu, config = runner.device.type == "cpu", runner.vllm_config
     model, most = config.model_config, largest_step(runner)
     device = platform.processor() or platform.machine()
     if not on_cpu:
         device = str(torch.get_device_module(runner.device).get_device_name())
-    how = "eager" if model.enforce_eager else "graph"
+    mode = "eager" if model.enforce_eager else "graph"
     suffix, v2 = config.speculative_config.method == "suffix", config.use_v2_model_runner
     return Profile(
         # the setup that it is valid for
-        f"{scope}/{device}/{torch.get_num_threads()}/{model.dtype}/{how}",
+        f"{scope}/{device}/{torch.get_num_threads()}/{model.dtype}/{mode}",
         most=most,
         graphs=graphs(runner),
         rows=(1,) if suffix else (1, min(MANY, most)),
@@ -101,8 +105,8 @@ def nothing(runner: Any, scope: str) -> Profile:
     )
 
 
-def timed(runner: Any, taken: Profile, ranks: Ranks, seconds: float | None) -> bool | None:
-    """Time target and drafter separately, into ``taken``; whether it is complete, None on ranks
+def time_steps(runner: Any, steps: Profile, ranks: Ranks, seconds: float | None) -> bool | None:
+    """Time target and drafter separately, into ``steps``; whether it is complete, None on ranks
     that follow."""
     v2 = runner.vllm_config.use_v2_model_runner
 
@@ -117,12 +121,12 @@ def timed(runner: Any, taken: Profile, ranks: Ranks, seconds: float | None) -> b
         runner.model.compute_logits(hidden[:tokens])
         wait()
 
-    measure = partial(taken.take, seconds=seconds)
+    measure = partial(steps.take, seconds=seconds)
     if runner.vllm_config.speculative_config.method == "suffix":
         return ranks.conduct(measure, step)
     # vLLM's dummy run includes the drafter: it is replaced meanwhile
-    drafter, run = (runner.speculator, "propose") if v2 else (runner.drafter, "dummy_run")
-    alone, given = getattr(drafter, run), dict[str, Any]()
+    drafter, method = (runner.speculator, "propose") if v2 else (runner.drafter, "dummy_run")
+    run, given = getattr(drafter, method), dict[str, Any]()
 
     def draft(rows: int) -> float:
         if v2:  # its arguments are buffers that the next run of the target overwrites
@@ -131,18 +135,18 @@ def timed(runner: Any, taken: Profile, ranks: Ranks, seconds: float | None) -> b
             wait()
         began = time.perf_counter()
         if v2:
-            alone(**given)
+            run(**given)
         else:
-            alone(rows, is_graph_capturing=True)  # one pass, as for a graph capture
+            run(rows, is_graph_capturing=True)  # one pass, as for a graph capture
             drafter._greedy_sample(drafter.hidden_states[:rows])
         wait()
         return time.perf_counter() - began
 
-    setattr(drafter, run, lambda *_, **__: None)
+    setattr(drafter, method, lambda *_, **__: None)
     try:
         return ranks.conduct(measure, step, draft)
     finally:
-        delattr(drafter, run)
+        delattr(drafter, method)
 
 
 def graphs(runner: Any) -> tuple[int, ...]:

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch import distributed
 
-from decoder.engines.vllm.plan import HEADER, INLINE, Plan, read, write
+from decoder.engines.vllm.plan import HEADER, INLINE, Message, Plan, read, write
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _STOP: Final = -1
+_NOTHING: Final = np.zeros(0, np.int32)
 
 
 class Ranks:
@@ -66,11 +67,11 @@ class Ranks:
             return self._received(rows)
         try:
             plan = decide()
-            remaining = write(self._message, self._step, rows, plan) if self.size > 1 else ()
+            remaining = self._written(plan, rows)
         except Exception:  # noqa: BLE001 - ``failed`` logs it
             failed()
             plan = Plan.nothing(rows)
-            remaining = write(self._message, self._step, rows, plan) if self.size > 1 else ()
+            remaining = self._written(plan, rows)
         self._broadcast(self._tensor)
         if len(remaining):
             self._broadcast(torch.from_numpy(remaining))
@@ -114,7 +115,7 @@ class Ranks:
             except Exception:
                 log.exception("rank %d cannot run a step of %d", self.rank, n)
 
-    def told(self, flag: bool) -> bool:
+    def broadcast(self, flag: bool) -> bool:
         """Broadcast rank 0's ``flag``; the others' are ignored."""
         order = torch.tensor([flag], dtype=torch.int32)
         self._broadcast(order)
@@ -131,6 +132,9 @@ class Ranks:
         # On an exception vLLM would first destroy its process groups, where gloo waits for the
         # collective that never ends.
         os._exit(1)
+
+    def _written(self, plan: Plan, rows: int) -> Message:
+        return write(self._message, self._step, rows, plan) if self.size > 1 else _NOTHING
 
     def _received(self, rows: int) -> Plan:
         self._broadcast(self._tensor)

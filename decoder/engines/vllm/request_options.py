@@ -1,31 +1,13 @@
-"""A vLLM request as the router needs it: its text so far, and its options."""
+"""The router's options for a vLLM request."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from decoder.core.requests import RequestOptions
-from decoder.drafting.drafts import Tokens
 from decoder.tenancy.identities import Identities
 
 _OFF: Final = ("off", "false", "0", "no")
-
-
-def text_of(state: Any, ids: Tokens, sampled: int) -> tuple[Tokens, tuple[int, ...]] | None:
-    """Prompt and output of a vLLM ``CachedRequestState`` before the step that sampled its last
-    ``sampled`` tokens.
-
-    ``ids`` is the request's row of the input batch, int32, which begins with the prompt. The prompt
-    is returned as a view of it: converting a list of 128k tokens takes milliseconds.
-
-    None for requests without text to copy from, or without a policy: prompts of embeddings, and
-    LoRA requests.
-    """
-    unsupported = state.prompt_token_ids is None or state.prompt_embeds is not None
-    if unsupported or state.prompt_is_token_ids is not None or state.lora_request is not None:
-        return None
-    before = len(state.output_token_ids) - sampled
-    return ids[: len(state.prompt_token_ids)], tuple(state.output_token_ids[:before])
 
 
 def options_of(

@@ -1,7 +1,7 @@
-"""Table of vLLM's settings: accepted, clamped or refused. Checked at load, printed in the docs.
+"""Table of vLLM's settings that are clamped or refused. Checked at load, printed in the docs.
 
-Each relevant setting is *accepted*, *clamped* (accepted with a limit, which is logged) or *refused*
-with one sentence on what to set. A refusal comes before the weights are loaded.
+A setting is *clamped* (accepted with a limit, which is logged) or *refused* with one sentence on
+what to set. A refusal comes before the weights are loaded. All others are accepted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from decoder.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-Verdict = Literal["accepted", "clamped", "refused"]
-Test = Callable[[Any, WorkerSettings], bool]
+Verdict = Literal["clamped", "refused"]
+Test = Callable[[Any, WorkerSettings], object]
 
 HOW_TO_START: Final = (
     "Start it with 'hvd serve', or: HVD_WORKER_ENABLED=1 HVD_WORKER_TENANTS=middleware "
@@ -30,7 +30,7 @@ HOW_TO_START: Final = (
     '"disable_eagle_block_drop": true}\''
 )
 _PROCESSORS: Final = "vllm.logits_processors"
-VERIFIED: Final = 128
+MAX_VERIFIED: Final = 128
 """Most draft tokens of a request in a step (``MAX_SPEC_LEN``): with more, an assertion of vLLM's
 sampler ends the engine."""
 
@@ -39,64 +39,36 @@ sampler ends the engine."""
 class Requirement:
     """The verdict on certain values of a setting, and the reason.
 
-    ``applies`` tests a ``VllmConfig`` and the worker's settings for these values; None for events
-    that occur only while serving.
+    ``applies`` tests a ``VllmConfig`` and the worker's settings for these values.
     """
 
     setting: str
     values: str
     verdict: Verdict
     why: str
-    applies: Test | None
+    applies: Test
 
 
-def _method(config: Any) -> str | None:
-    return None if config.speculative_config is None else config.speculative_config.method
-
-
-def _places(config: Any) -> int:
+def _num_tokens(config: Any) -> int:
     return int(config.speculative_config.num_speculative_tokens)
 
 
 def longest_draft(config: Any) -> int:
     """Longest draft of a request that the engine supports, in tokens."""
-    return min(_places(config), VERIFIED)
+    return min(_num_tokens(config), MAX_VERIFIED)
 
 
 def _eagle3(config: Any) -> bool:
-    return _method(config) == "eagle3"
-
-
-def _absent(config: Any) -> bool:
-    """Whether the number is vLLM's default."""
-    depth = config.speculative_config.suffix_decoding_max_tree_depth
-    return _method(config) == "suffix" and _places(config) == depth
+    return bool(config.speculative_config.method == "eagle3")
 
 
 def _own_suffix(config: Any) -> bool:
     given, usual = config.speculative_config, type(config.speculative_config)
-    names = ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
-    return _method(config) == "suffix" and any(
-        getattr(given, f"suffix_decoding_{n}") != getattr(usual, f"suffix_decoding_{n}")
-        for n in names
-    )
+    names = [name for name in vars(given) if name.startswith("suffix_decoding_")]
+    return any(getattr(given, name) != getattr(usual, name) for name in names)
 
 
-def _moe_replicas(config: Any) -> bool:
-    parallel = config.parallel_config
-    return bool(config.model_config.is_moe) and parallel.data_parallel_size > 1
-
-
-def _has_min_p(config: Any) -> bool:
-    """Whether the generation config, the model's or the operator's, sets it."""
-    return float(config.model_config.get_diff_sampling_param().get("min_p") or 0.0) > 0.0
-
-
-def _has_processors(config: Any) -> bool:
-    return bool(config.model_config.logits_processors or entry_points(group=_PROCESSORS))
-
-
-def reads_with_positions_alone(config: Any) -> bool:
+def can_defer_prefill(config: Any) -> bool:
     """Whether the drafter's inputs are tokens and positions only, so prefill may be deferred."""
     model = config.model_config
     return not (
@@ -112,28 +84,18 @@ REQUIREMENTS: Final = (
     Requirement("--speculative-config", "absent", "refused",
         f"vLLM reserves no room for drafts in its steps. {HOW_TO_START}",
         lambda c, _: c.speculative_config is None),
-    Requirement("method", "eagle3", "accepted", "cache drafts, model drafts, or none, by the cycle",
-        lambda c, _: _eagle3(c)),
-    Requirement("method", "suffix", "accepted", "cache drafts or none",
-        lambda c, _: _method(c) == "suffix"),
     Requirement("method", "any other", "refused",
         f'set "method" to "eagle3" or "suffix": no other drafter can be hybrid. {HOW_TO_START}',
-        lambda c, _: c.speculative_config is not None and _method(c) not in runner_choice.METHODS),
-    Requirement("num_speculative_tokens", "1 or more", "accepted",
-        "limit of the drafts of all arms; the paper's is 64, and a smaller one splits copied text "
-        "into more cycles", lambda c, _: _places(c) >= 1),
+        lambda c, _: c.speculative_config.method not in runner_choice.METHODS),
     Requirement("num_speculative_tokens", "above 128", "clamped",
         "drafts are limited to 128 tokens: a longer one ends the engine in vLLM's sampler",
-        lambda c, _: _places(c) > VERIFIED),
-    Requirement("num_speculative_tokens", "absent with suffix", "clamped",
-        "it is then suffix_decoding_max_tree_depth, 24 by default, which limits cache drafts",
-        lambda c, s: _absent(c) and _places(c) < s.suffix_max_draft),
+        lambda c, _: _num_tokens(c) > MAX_VERIFIED),
     Requirement("num_speculative_tokens", "below HVD_WORKER_SUFFIX_MAX_DRAFT", "clamped",
-        "cache drafts are limited to it: set both to the same number for longer ones",
-        lambda c, s: _places(c) < s.suffix_max_draft and not _absent(c)),
+        "cache drafts are limited to it, and to 24 where it is absent with suffix: set both to the "
+        "same number for longer ones", lambda c, s: _num_tokens(c) < s.suffix_max_draft),
     Requirement("num_speculative_tokens", "below HVD_WORKER_MODEL_DRAFT_TOKENS", "clamped",
         "model drafts are limited to it",
-        lambda c, s: _eagle3(c) and _places(c) < s.model_draft_tokens),
+        lambda c, s: _eagle3(c) and _num_tokens(c) < s.model_draft_tokens),
     Requirement("num_speculative_tokens_per_batch_size", "given", "clamped",
         "a second limit for each step's drafts: the policy takes the batch size into account, so "
         "leave it out",
@@ -152,9 +114,6 @@ REQUIREMENTS: Final = (
         lambda c, _: _eagle3(c)
         and c.use_v2_model_runner
         and c.speculative_config.disable_padded_drafter_batch),
-    Requirement("disable_eagle_block_drop", "true or false", "accepted",
-        "true: a shared prefix is reused whole; false: its last block (128 tokens on a CPU) is "
-        "prefilled again for one position of the drafter's cache", lambda c, _: _eagle3(c)),
     Requirement("draft_sample_method", "probabilistic", "refused",
         'set "draft_sample_method": "greedy": vLLM would verify cache drafts with the drafter\'s '
         "probabilities, and outputs would no longer have the target's distribution.",
@@ -176,27 +135,16 @@ REQUIREMENTS: Final = (
     Requirement("suffix_decoding_*", "not the defaults", "clamped",
         "vLLM's suffix cache is not used: this plugin's is set with HVD_WORKER_SUFFIX_*",
         lambda c, _: _own_suffix(c)),
-    Requirement("VLLM_USE_V2_MODEL_RUNNER", "any", "accepted",
-        "unset: the V1 runner, or V2 for features that only V2 has. 1: V2, which was not run on a "
-        "GPU; there the drafter runs in every step, and plain steps use piecewise graphs unless "
-        "enable_adaptive_verification is on", lambda c, _: True),
     Requirement("--worker-cls, --scheduler-cls", "given, with the V2 runner", "refused",
         "leave --worker-cls and --scheduler-cls out, or set VLLM_USE_V2_MODEL_RUNNER=0: on the V2 "
         "runner drafts need this plugin's worker, and its scheduler if scheduling is asynchronous.",
         lambda c, _: c.use_v2_model_runner
         and (c.parallel_config.worker_cls not in runner_choice.WORKERS.values()
              or c.scheduler_config.scheduler_cls not in (None, runner_choice.SCHEDULER))),
-    Requirement("--async-scheduling", "true, with the V2 runner", "accepted",
-        "each step is trimmed to the chosen drafts; until then it reserves the longest ones, so "
-        "num_speculative_tokens of 16 to 24 leaves prompts more of a step",
-        lambda c, _: c.use_v2_model_runner and bool(c.scheduler_config.async_scheduling)),
     Requirement("--async-scheduling", "true, with the V1 runner", "refused",
         "leave --async-scheduling out, or set VLLM_USE_V2_MODEL_RUNNER=1: on the V1 runner a draft "
         "depends on the tokens before it.",
-        lambda c, _: not c.use_v2_model_runner and bool(c.scheduler_config.async_scheduling)),
-    Requirement("--tensor-parallel-size", "2 or more", "accepted",
-        "rank 0 decides and the others follow: one worker, one cache, one stream of telemetry; the "
-        "drafter runs in every step", lambda c, _: c.parallel_config.tensor_parallel_size > 1),
+        lambda c, _: not c.use_v2_model_runner and c.scheduler_config.async_scheduling),
     Requirement("--tensor-parallel-size", "2 or more, with the V2 runner", "clamped",
         "several ranks were not tested on V2, where a fault of the model drafter ends the engine: "
         "set VLLM_USE_V2_MODEL_RUNNER=0",
@@ -204,7 +152,7 @@ REQUIREMENTS: Final = (
     Requirement("--enable-batch-sharded-sampling", "true", "refused",
         "leave --enable-batch-sharded-sampling out: drafts of different lengths were not tested "
         "with ranks that each sample for some requests.",
-        lambda c, _: bool(c.parallel_config.enable_batch_sharded_sampling)),
+        lambda c, _: c.parallel_config.enable_batch_sharded_sampling),
     Requirement("--watermark-config", "given", "refused",
         "leave --watermark-config out: vLLM marks tokens by their drafter, and a cache draft has "
         "none.", lambda c, _: c.watermark_config is not None),
@@ -220,13 +168,10 @@ REQUIREMENTS: Final = (
         "set both context-parallel sizes to 1: the drafter's cache would be split among ranks.",
         lambda c, _: c.parallel_config.decode_context_parallel_size > 1
         or c.parallel_config.prefill_context_parallel_size > 1),
-    Requirement("--data-parallel-size", "2 or more, dense model", "accepted",
-        "each replica is a worker of its own, with its own cache and name",
-        lambda c, _: c.parallel_config.data_parallel_index > 0 and not _moe_replicas(c)),
     Requirement("--data-parallel-size", "2 or more, mixture of experts", "refused",
         "set --data-parallel-size 1 and run separate servers: replicas that share experts must run "
         "equally many drafter passes, and each chooses its own.",
-        lambda c, _: _moe_replicas(c)),
+        lambda c, _: c.model_config.is_moe and c.parallel_config.data_parallel_size > 1),
     Requirement("--enable-dbo, --ubatch-size", "on", "refused",
         "leave --enable-dbo and --ubatch-size out: drafts cannot be made for half a batch.",
         lambda c, _: c.parallel_config.enable_dbo or c.parallel_config.ubatch_size > 1),
@@ -239,56 +184,33 @@ REQUIREMENTS: Final = (
         lambda c, _: c.use_v2_model_runner and c.lora_config is not None),
     Requirement("--enable-prompt-embeds", "true", "clamped",
         "requests whose prompt is embeddings get no drafts: there is no text to copy",
-        lambda c, _: bool(c.model_config.enable_prompt_embeds)),
+        lambda c, _: c.model_config.enable_prompt_embeds),
     Requirement("model", "multimodal, or with positions of several dimensions", "clamped",
         "the drafter runs in every step, as in plain vLLM: its prefill is not deferred",
         lambda c, _: c.model_config.is_multimodal_model or c.model_config.uses_mrope),
-    Requirement("model", "encoder and decoder", "refused",
-        "unset HVD_WORKER_ENABLED: an encoder-decoder model has inputs outside of its text.",
-        lambda c, _: c.model_config.is_encoder_decoder),
-    Requirement("model", "with recurrent or convolution state (Mamba and others)", "refused",
-        "unset HVD_WORKER_ENABLED: rolling back a recurrent state after rejected drafts has not "
-        "been shown to be lossless here.",
-        lambda c, _: c.model_config.is_hybrid or c.model_config.has_inner_state),
-    Requirement("model", "diffusion", "refused",
-        "unset HVD_WORKER_ENABLED: a diffusion model does not decode token by token.",
-        lambda c, _: c.model_config.is_diffusion),
-    Requirement("--runner", "pooling", "refused",
-        "unset HVD_WORKER_ENABLED: a pooling model generates no tokens.",
-        lambda c, _: c.model_config.runner_type == "pooling"),
+    Requirement("model", "encoder-decoder, recurrent (Mamba and others), diffusion or pooling",
+        "refused", "unset HVD_WORKER_ENABLED: drafts need a model that generates text token by "
+        "token from attention alone; no other has been shown to be lossless here.",
+        lambda c, _: c.model_config.is_encoder_decoder or c.model_config.is_hybrid
+        or c.model_config.has_inner_state or c.model_config.is_diffusion
+        or c.model_config.runner_type == "pooling"),
     Requirement("--weight-transfer-config", "given", "refused",
         "leave --weight-transfer-config out: policy, drafter and telemetry belong to the weights "
         "that were loaded.", lambda c, _: c.weight_transfer_config is not None),
     Requirement("--kv-transfer-config", "given", "clamped",
         "the drafter runs in every step, so the transferred cache is complete",
         lambda c, _: c.kv_transfer_config is not None),
-    Requirement(
-        "--max-num-batched-tokens, --max-num-seqs, --enable-chunked-prefill, --scheduling-policy, "
-        "--quantization, --dtype, KV cache", "any", "accepted",
-        "drafts use what prompts leave of a step; a preempted request resumes, and gets drafts "
-        "again; costs are measured on the model as it runs", lambda c, _: True),
-    Requirement(
-        "--structured-outputs-config", "backend auto, xgrammar, guidance or outlines", "accepted",
-        "vLLM truncates drafts at the first token that breaks the grammar; the rest does not count "
-        "as drafted",
-        lambda c, _: c.structured_outputs_config.backend != "lm-format-enforcer"),
     Requirement("--structured-outputs-config", "backend lm-format-enforcer", "refused",
         'set "backend" to "auto": with drafts, vLLM refuses each request that uses this backend.',
         lambda c, _: c.structured_outputs_config.backend == "lm-format-enforcer"),
     Requirement("--generation-config, --override-generation-config", "min_p above 0", "refused",
         "set --override-generation-config '{\"min_p\": 0}': with drafts vLLM refuses min_p, so it "
-        "would refuse requests that do not set it.", lambda c, _: _has_min_p(c)),
+        "would refuse requests that do not set it.",
+        lambda c, _: (c.model_config.get_diff_sampling_param().get("min_p") or 0.0) > 0.0),
     Requirement("--logits-processors", "given, or installed as vllm.logits_processors", "refused",
         "leave them out, or unset HVD_WORKER_ENABLED: with drafts vLLM refuses given processors, "
         "and ignores installed ones silently.",
-        lambda c, _: _has_processors(c)),
-    Requirement("--enforce-eager, cudagraph_mode", "any", "accepted",
-        "steps without drafts run on full graphs of their own size, steps with drafts on piecewise "
-        "ones; a mode without either stays",
-        lambda c, _: True),
-    Requirement("weights", "reloaded in place, reset, or dropped by sleep level 2", "clamped",
-        "requests go on without drafts and telemetry until the server is restarted: policy, "
-        "drafter and scope belong to the old weights", None),
+        lambda c, _: c.model_config.logits_processors or entry_points(group=_PROCESSORS)),
 )  # fmt: skip
 
 
@@ -312,8 +234,4 @@ def within(config: Any, settings: WorkerSettings) -> WorkerSettings:
 
 def _applying(verdict: Verdict, config: Any, settings: WorkerSettings) -> list[Requirement]:
     rows = REQUIREMENTS if config.speculative_config is not None else REQUIREMENTS[:1]
-    return [
-        row
-        for row in rows
-        if row.verdict == verdict and row.applies is not None and row.applies(config, settings)
-    ]
+    return [row for row in rows if row.verdict == verdict and row.applies(config, settings)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from decoder.contracts.errors import RegistryError
 from decoder.contracts.loopback import exempt, proxy_of
@@ -95,14 +96,14 @@ class Connection:
     def experiment(self, name: str) -> str:
         """The id of an experiment, which is made if it is new, and restored if it was deleted."""
         if name not in self.experiments:
-            found = self.client.get_experiment_by_name(name)
+            experiment = self.client.get_experiment_by_name(name)
             self.experiments[name] = (
                 self.client.create_experiment(name, artifact_location=self._artifacts(name))
-                if found is None
-                else found.experiment_id
+                if experiment is None
+                else experiment.experiment_id
             )
-            if found is not None and found.lifecycle_stage == "deleted":
-                self.client.restore_experiment(found.experiment_id)
+            if experiment is not None and experiment.lifecycle_stage == "deleted":
+                self.client.restore_experiment(experiment.experiment_id)
                 log.warning(
                     "MLflow's experiment %s was deleted and is restored: nothing can be registered "
                     "without it; rename it, and another is made", name,
@@ -133,13 +134,28 @@ class Connection:
                     f"'hybrid-verified-decoding[{_CLIENTS[missing]}]', or let the server pass "
                     "them on (mlflow server --serve-artifacts)"
                 )
-            said = next((told for sign, told in _LACKS.items() if sign in first), first)
+            reason = next((sentence for sign, sentence in _LACKS.items() if sign in first), first)
             where = self.tracking_uri
             if self.registry_uri != where:
                 where += f" with the registry at {self.registry_uri}"
+            for secret in self._passwords():
+                where, reason = where.replace(secret, "***"), reason.replace(secret, "***")
             if proxy := proxy_of(self.tracking_uri) or proxy_of(self.registry_uri):
-                said += f" (asked by the proxy {proxy}; NO_PROXY names hosts that want none)"
-            raise RegistryError(f"MLflow at {where} could not {purpose}: {said}") from error
+                reason += f" (asked by the proxy {proxy}; NO_PROXY names hosts that want none)"
+            raise RegistryError(f"MLflow at {where} could not {purpose}: {reason}") from error
+
+    def _passwords(self) -> set[str]:
+        """Those in both addresses, read by the parsers that open them: a password may hold a space
+        or a quote, at which text does not show its end. As written, and as sent."""
+        passwords: set[str | None] = set()
+        for uri in {self.tracking_uri, self.registry_uri}:
+            with suppress(ValueError):
+                passwords.add(urlsplit(uri).password)
+            with suppress(Exception):  # it is no database's, and SQLAlchemy's errors share no root
+                from sqlalchemy.engine import make_url
+
+                passwords.add(make_url(uri).password)
+        return {written for one in passwords if one for written in (one, unquote(one))}
 
     def _artifacts(self, name: str) -> str | None:
         """Beside a local database; a server decides for itself."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,69 +33,98 @@ CODE: Final = Path(__file__).with_name("as_logged.py")
 BUNDLE: Final = "artifacts/policy.safetensors"
 """Where the bundle lies in the folder of a logged model."""
 EXAMPLES: Final = 3
+_OF_POLICY: Final = ("kind", "threshold", "use_model", "schema_id")
+"""Fields of a policy that its run has as parameters."""
 
 
-def logged(
-    connection: Connection,
-    policy: Policy,
-    bundle: bytes,
-    params: Mapping[str, Any],
-    metrics: Mapping[str, float],
-    tags: Mapping[str, str],
-    window: Mapping[str, Any],
+@dataclass(frozen=True)
+class Origin:
+    """How a policy came to be, as :meth:`Registry.register` takes it; a metric of several values is
+    a curve."""
+
+    params: Mapping[str, Any]
+    metrics: Mapping[str, float | Sequence[float]]
+    tags: Mapping[str, str]
+    window: Mapping[str, Any]
+
+    def logged(self, policy: Policy) -> dict[str, Any]:
+        """Parameters and metrics of the run of ``policy``; offsets are a parameter each."""
+        from mlflow.entities import Metric, Param
+        from mlflow.utils.time import get_current_time_millis
+
+        now, metrics = get_current_time_millis(), self.metrics.items()
+        window = {f"window.{key}": value for key, value in self.window.items()}
+        offsets = window.pop("window.offsets", {})
+        params = {
+            **self.params,
+            **{name: getattr(policy, name) for name in _OF_POLICY},
+            **window,
+            **{f"window.offset_{partition}": offset for partition, offset in offsets.items()},
+        }
+        return {
+            "metrics": [
+                Metric(key, value, now, step)
+                for key, values in metrics
+                for step, value in enumerate(np.atleast_1d(values).astype(float).tolist())
+            ],
+            "params": [Param(key, str(value)) for key, value in params.items()],
+        }
+
+
+def log_policy(
+    connection: Connection, policy: Policy, bundle: bytes, known: Mapping[str, str], origin: Origin
 ) -> Any:
-    """The logged model of ``policy``, of the bytes ``bundle``, in a run that holds what is known of
-    it: its files first, and then the word that it is whole."""
-    from mlflow.entities import LoggedModelOutput, Metric, Param
-    from mlflow.utils.time import get_current_time_millis
+    """Log ``policy``, whose bundle is ``bundle``, as a model of MLflow's in a run of its own.
 
-    client, now = connection.client, get_current_time_millis()
-    run = client.create_run(
-        connection.experiment(EXPERIMENT),
+    Artefacts come first, then status READY. A call after one that failed, or that no version came
+    of, continues with the run and the model that are there: a server that refuses would else
+    collect a run with every attempt.
+
+    Args:
+        known: tags by which an earlier call's run and model are found; of no other policy.
+    """
+    from mlflow.entities import LoggedModelOutput
+
+    client, experiment = connection.client, connection.experiment(EXPERIMENT)
+    mine = " and ".join(f"tags.{key} = '{value}'" for key, value in known.items())
+    models = client.search_logged_models([experiment], mine, max_results=1)
+    if models and str(models[0].status) == "READY":
+        return models[0]
+    unfinished = f"{mine} and attributes.status != 'FINISHED'"
+    runs = client.search_runs([experiment], unfinished, max_results=1)
+    tags = {**origin.tags, **known}
+    run = runs[0] if runs else client.create_run(
+        experiment,
         run_name=f"{tags.get('origin', 'policy')}, {policy.kind}",
         tags={**tags, SCOPE_TAG: policy.scope, "code": code_version()},
-    )
+    )  # fmt: skip
     run_id = run.info.run_id
-    plain = {f"window.{key}": value for key, value in window.items()}
-    offsets = plain.pop("window.offsets", {})
-    told = {
-        **params,
-        "kind": policy.kind,
-        "threshold": policy.threshold,
-        "use_model": policy.use_model,
-        "schema_id": policy.schema_id,
-        **plain,
-        **{f"window.offset_{partition}": offset for partition, offset in offsets.items()},
-    }
     try:
-        client.log_batch(
-            run_id,
-            metrics=[Metric(key, float(value), now, 0) for key, value in metrics.items()],
-            params=[Param(key, str(value)) for key, value in told.items()],
-        )
-        model = client.create_logged_model(
-            run.info.experiment_id, "policy", run_id, dict(tags), model_type=policy.kind
-        )
+        if not run.data.params:
+            client.log_batch(run_id, **origin.logged(policy))
+        model = next((each for each in models if each.source_run_id == run_id), None)
+        if model is None:
+            kind = policy.kind
+            model = client.create_logged_model(experiment, "policy", run_id, tags, model_type=kind)
+            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
         with tempfile.TemporaryDirectory() as folder:
             path = _write(policy, bundle, Path(folder), model)
             client.log_model_artifacts(model.model_id, str(path))
-        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
         model = client.finalize_logged_model(model.model_id, "READY")
     except Exception:
-        with suppress(Exception):  # what went wrong first is what is told
+        with suppress(Exception):  # the first error is the one to report
             client.set_terminated(run_id, "FAILED")
         raise
     client.set_terminated(run_id)
     return model
 
 
-def description(
-    policy: Policy, params: Mapping[str, Any], tags: Mapping[str, str], window: Mapping[str, Any]
-) -> str:
+def description(policy: Policy, origin: Origin) -> str:
     """Markdown for a version's page; the run has what it was learned from."""
+    params, tags, window = origin.params, origin.tags, origin.window
     made_by = {"learner": "learned from traffic", "first": "the first policy", "person": "by hand"}
-    origin = made_by.get(tags.get("origin", ""), tags.get("origin", "of unknown origin"))
-    lines = [f"Policy of kind **{policy.kind}**, {origin}, by code {code_version()}."]
+    made = made_by.get(tags.get("origin", ""), tags.get("origin", "of unknown origin"))
+    lines = [f"Policy of kind **{policy.kind}**, {made}, by code {code_version()}."]
     if "verdict" in tags:
         lines += [f"Gate: {tags['verdict']}."]
     if params.get("champion"):

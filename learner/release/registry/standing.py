@@ -69,15 +69,15 @@ def standing_of(model: Any, prefix: str) -> Standing:
     )
 
 
-def version_of(held: Any, aliases: Mapping[str, Any]) -> Version:
+def version_of(record: Any, aliases: Mapping[str, Any]) -> Version:
     """MLflow's model version ``held``, of a model with ``aliases``."""
-    number = int(held.version)
+    number = int(record.version)
     return Version(
         number=number,
-        created=held.creation_timestamp / 1e3,
-        tags=dict(held.tags),
+        created=record.creation_timestamp / 1e3,
+        tags=dict(record.tags),
         aliases=tuple(sorted(a for a, v in aliases.items() if int(v) == number)),
-        description=held.description or "",
-        run=held.run_id or "",
-        source=held.source,
+        description=record.description or "",
+        run=record.run_id or "",
+        source=record.source,
     )

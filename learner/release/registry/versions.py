@@ -6,15 +6,18 @@ and ``champion``, and ``trial`` while nobody else has set it; ``pinned`` is a pe
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic_core import from_json
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
@@ -39,6 +42,8 @@ PAGE: Final = 100
 DIGITS: Final = 8
 """Of a scope, in a name that says target and drafter as well."""
 LONGEST: Final = 64
+RETIRED: Final = "retired."
+"""Begins a tag that names the files of a version that is being deleted."""
 
 
 class Registry:
@@ -72,7 +77,7 @@ class Registry:
         self,
         policy: Policy,
         params: Mapping[str, Any] = {},
-        metrics: Mapping[str, float] = {},
+        metrics: Mapping[str, float | Sequence[float]] = {},
         tags: Mapping[str, str] = {},
         window: Mapping[str, Any] = {},
     ) -> int:
@@ -99,9 +104,9 @@ class Registry:
             name, digest = self._ensured(policy.scope, tags), digest_of(policy)
             number = self._version_of(name, digest)
             if number is None:
-                logged = runs.logged(
-                    self._connection, policy, bundle, params, metrics, tags, window
-                )
+                origin = runs.Origin(params, metrics, tags, window)
+                known = {DIGEST_TAG: digest, "model": name}
+                logged = runs.log_policy(self._connection, policy, bundle, known, origin)
                 version = self._client.create_model_version(
                     name,
                     source=logged.artifact_location,
@@ -112,7 +117,7 @@ class Registry:
                         DIGEST_TAG: digest,
                         LOGGED_TAG: logged.model_id,
                     },
-                    description=runs.description(policy, params, tags, window),
+                    description=runs.description(policy, origin),
                     model_id=logged.model_id,
                 )
                 number = int(version.version)
@@ -157,12 +162,12 @@ class Registry:
     def _keep(self, name: str, move: moves.Move) -> str:
         """Add the tag of ``move`` to a model, and take the oldest away; its key. A champion says
         itself how it came to be that."""
-        key, told = moves.tag_of(move)
+        key, value = moves.tag_of(move)
         if move.alias == "champion" and move.after is not None:
             at = move.at.isoformat(timespec="seconds")
             for name_of, said in {"moved_at": at, "moved_by": move.by, "why": move.why}.items():
                 self._client.set_model_version_tag(name, str(move.after), name_of, said)
-        self._client.set_registered_model_tag(name, key, told)
+        self._client.set_registered_model_tag(name, key, value)
         for spare in moves.spare(self._client.get_registered_model(name).tags):
             self._client.delete_registered_model_tag(name, spare)
         return key
@@ -192,29 +197,49 @@ class Registry:
             The versions that were deleted, ascending.
         """
         with self._model(scope, "retire versions") as name:
-            from mlflow.exceptions import MlflowException
-
-            held = {int(v.version): v for v in self._versions(name) if DIGEST_TAG in v.tags}
+            made_here = {int(v.version): v for v in self._versions(name) if DIGEST_TAG in v.tags}
             model = self._client.get_registered_model(name)
-            named = {alias: int(version) for alias, version in model.aliases.items()}
+            for key, value in model.tags.items():  # of a learner that ended in the middle of it
+                if key.startswith(RETIRED):
+                    self._delete_files(name, key, value, made_here)
             moved = [m for m in moves.moves_in(model.tags) if m.alias == "champion"]
-            before = {m.before for m in moved if m.after == named.get("champion")}
-            kept = {*named.values(), *before}
             served = {version for m in moved for version in (m.before, m.after)}
-            spare = max(len(held) - keep, 0)
-            order = sorted(held, key=lambda version: (version in served, version))
-            retired = sorted([version for version in order if version not in kept][:spare])
-            for version in retired:
-                # The version last: by it, what was cut off in between is found and done again.
-                self._connection.files(held[version].source).delete_artifacts()
-                if LOGGED_TAG in held[version].tags:
-                    try:
-                        self._client.delete_logged_model(held[version].tags[LOGGED_TAG])
-                    except MlflowException as error:
-                        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                            raise
-                self._client.delete_model_version(name, str(version))
+            order = sorted(made_here, key=lambda version: (version in served, version))
+            kept, spare = _kept(model), max(len(made_here) - keep, 0)
+            retired = []
+            for version in sorted([version for version in order if version not in kept][:spare]):
+                key = f"{RETIRED}{version}"
+                value = json.dumps(
+                    [made_here[version].source, made_here[version].tags.get(LOGGED_TAG)]
+                )
+                self._client.set_registered_model_tag(name, key, value)
+                # A person may have named it meanwhile. Files go after the version: they may take
+                # minutes, in which an alias would come to name a version without any.
+                kept = _kept(self._client.get_registered_model(name))
+                if version not in kept:
+                    self._client.delete_model_version(name, str(version))
+                    retired.append(version)
+                self._delete_files(name, key, value, kept)
             return retired
+
+    def _delete_files(self, name: str, key: str, value: str, stay: Container[int | None]) -> None:
+        """Delete what tag ``key`` of a retired version names, unless it is one of those that
+        ``stay``; then the tag. One that somebody else wrote is passed over."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            version, (source, logged) = int(key.removeprefix(RETIRED)), from_json(value)
+        except (ValueError, TypeError):
+            return
+        if version not in stay:
+            try:
+                if logged is not None:
+                    self._client.delete_logged_model(logged)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+            self._connection.files(source).delete_artifacts()
+        self._client.delete_registered_model_tag(name, key)
 
     def standing(self, scope: str) -> Standing:
         """Where the aliases of ``scope`` stand at this moment; it has been registered before."""
@@ -223,19 +248,19 @@ class Registry:
 
     def standings(self) -> dict[str, Standing]:
         """Every scope that has a registered model under this prefix."""
-        found: dict[str, Standing] = {}
+        standings: dict[str, Standing] = {}
         with self._connection.reaching("list models"):
             for model in self._models(f"name LIKE '{self.prefix}%'"):
                 standing = standing_of(model, self.prefix)
-                found.setdefault(standing.scope, standing)
-        return found
+                standings.setdefault(standing.scope, standing)
+        return standings
 
     def versions(self, scope: str) -> list[Version]:
         """All versions of ``scope``, ascending."""
         with self._model(scope, "list versions") as name:
             aliases = self._client.get_registered_model(name).aliases
-            held = [version_of(version, aliases) for version in self._versions(name)]
-        return sorted(held, key=lambda version: version.number)
+            versions = [version_of(version, aliases) for version in self._versions(name)]
+        return sorted(versions, key=lambda version: version.number)
 
     def tags(self, scope: str, version: int) -> dict[str, str]:
         """Of a version."""
@@ -254,8 +279,8 @@ class Registry:
         """
         purpose = f"read version {version}"
         with self._model(scope, purpose) as name, tempfile.TemporaryDirectory() as folder:
-            held = self._client.get_model_version(name, str(version))
-            path = self._connection.files(held.source).download_artifacts(ARTIFACT, folder)
+            record = self._client.get_model_version(name, str(version))
+            path = self._connection.files(record.source).download_artifacts(ARTIFACT, folder)
             data = Path(path).read_bytes()
         try:
             policy = from_bytes(data, scope)
@@ -264,15 +289,15 @@ class Registry:
                 f"artefact of {name} version {version} is unusable: {error}. "
                 "Move the alias to a sound version."
             ) from error
-        if digest_of(policy) != held.tags.get(DIGEST_TAG):
+        if digest_of(policy) != record.tags.get(DIGEST_TAG):
             raise RegistryError(f"artefact of {name} version {version} is another policy's")
         return replace(policy, version=version)
 
     def _version_of(self, name: str, digest: str) -> int | None:
-        found = self._client.search_model_versions(
+        twins = self._client.search_model_versions(
             f"name = '{name}' and tags.{DIGEST_TAG} = '{digest}'"
         )
-        return min((int(version.version) for version in found), default=None)
+        return min((int(version.version) for version in twins), default=None)
 
     @property
     def _client(self) -> Any:
@@ -317,11 +342,18 @@ class Registry:
         return name
 
     def _models(self, filter_string: str) -> Iterator[Any]:
-        found = _pages(self._client.search_registered_models, filter_string)
-        return (m for m in found if m.name.startswith(self.prefix))  # "_" is any letter to LIKE
+        models = _pages(self._client.search_registered_models, filter_string)
+        return (m for m in models if m.name.startswith(self.prefix))  # "_" is any letter to LIKE
 
     def _versions(self, name: str) -> Iterator[Any]:
         return _pages(self._client.search_model_versions, f"name = '{name}'")
+
+
+def _kept(model: Any) -> set[int | None]:
+    """Versions that stay: those that an alias names, and the champion before this one."""
+    named = {alias: int(version) for alias, version in model.aliases.items()}
+    moved = (m for m in moves.moves_in(model.tags) if m.alias == "champion")
+    return {*named.values(), *(m.before for m in moved if m.after == named.get("champion"))}
 
 
 def _pages(search: Any, filter_string: str) -> Iterator[Any]:

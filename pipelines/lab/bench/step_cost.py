@@ -25,11 +25,12 @@ from decoder.contracts.errors import EngineError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
-from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
-from decoder.engines.vllm.v1.adapter import V1Adapter
+from decoder.drafting.windows import END, Pool
+from decoder.engines.vllm.adapter import Adapter
+from decoder.engines.vllm.v1 import runner as v1
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.settings import WorkerSettings
@@ -132,7 +133,8 @@ class Engine:
         self.router = make_router(first_policy(ANY_SCOPE))
         settings = WorkerSettings.load()
         worker: Any = SimpleNamespace(router=self.router, settings=settings, faults=0)
-        self.worker, self.adapter = worker, V1Adapter(worker, LONGEST, has_model=True)
+        self.worker, self.adapter = worker, Adapter(worker, LONGEST, has_model=True)
+        self.begin_step, self.propose = v1.begin_step, v1.propose
         self._writer, self._rng = Writer(0), np.random.default_rng(0)
         self._texts: dict[str, list[int]] = {}
         self._drafts: dict[str, list[int]] = {}
@@ -140,7 +142,10 @@ class Engine:
         self.requests: dict[str, Any] = {}
         self.names: list[str] = []  # of the batch, in its order
         self.input_batch = SimpleNamespace(
-            req_ids=self.names, vocab_size=VOCABULARY, token_ids_cpu=list[Any]()
+            req_ids=self.names,
+            vocab_size=VOCABULARY,
+            token_ids_cpu=list[Any](),
+            num_tokens_no_spec=np.zeros(requests, np.int32),
         )
         self.max_model_len = self.effective_drafter_max_model_len = 1 << 20
         self.scheduler_config = SimpleNamespace(
@@ -180,7 +185,7 @@ class Engine:
     def step(self) -> None:
         """One step; then new requests come in the places of those that are done."""
         drafts = {name: self._drafts.get(name, []) for name in self.names}
-        self.adapter.begin_step(self)
+        self.begin_step(self.adapter, self)
         self.finished_req_ids = set()
         self.adapter.during_step(exposed=False)
         sampled = [self._verify(name, draft) for name, draft in drafts.items()]
@@ -188,7 +193,10 @@ class Engine:
         self.num_scheduled_tokens = {n: 1 + len(draft) for n, draft in drafts.items()}
         self.total_num_scheduled_tokens = sum(self.num_scheduled_tokens.values())
         self.num_spec_tokens_to_schedule = LONGEST
-        made = self.adapter.propose(self, self, sampled, self._draft)
+        self.input_batch.num_tokens_no_spec[:] = [
+            self.requests[name].num_tokens for name in self.names
+        ]
+        made = self.propose(self.adapter, self, self, sampled, self._draft)
         if self.worker.faults:
             raise EngineError("a step failed: see the log.")
         self._drafts = dict(zip(self.names, made, strict=True))
@@ -221,11 +229,13 @@ def make_router(policy: Policy) -> DraftRouter:
     classes = (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.2).astype(np.float32)
     # Flat to some 250 tokens, then steep: a GPU's step, where drafting for 64 requests still pays.
     table = CostTable("bench", (1, 256, 4096), (5e3, 5.5e3, 9e4), 200.0, 300.0)
-    costs, floor = LiveCosts(table, live=False), Floor(True)
-    cache = SuffixCache(WorkerSettings.load())
-    return DraftRouter(
-        cache, policy, classes, Sink(None), True, longest=LONGEST, costs=costs, floor=floor
-    )
+    settings = WorkerSettings.load()
+    router = DraftRouter(
+        SuffixCache(settings), policy, classes, Sink(None), model_len=settings.model_draft_tokens,
+        longest=LONGEST, guarded=True,
+    )  # fmt: skip
+    router.costs = LiveCosts(table, live=False)
+    return router
 
 
 def measure(
@@ -254,8 +264,10 @@ def measure(
     engine, clock = Engine(requests, prompt, loops), Clock()
     for verb in ("observe", "choose", "drafted", "settle"):
         setattr(engine.router, verb, clock.timed(verb, getattr(engine.router, verb)))
-    for call in ("begin_step", "during_step", "propose"):
-        setattr(engine.adapter, call, clock.timed("adapter", getattr(engine.adapter, call)))
+    for owner, call in (
+        (engine, "begin_step"), (engine.adapter, "during_step"), (engine, "propose"),
+    ):  # fmt: skip
+        setattr(owner, call, clock.timed("adapter", getattr(owner, call)))
     parts, walls = _steps(engine, clock, SETTLED + steps)
     parts, walls = parts[SETTLED:], walls[SETTLED:]
     us = {verb: np.array([p[verb] for p in parts]) / requests for verb in parts[0]}
@@ -263,7 +275,7 @@ def measure(
     per_cycle = engine.tokens / engine.cycles
     cold, _ = _steps(engine, clock, steps // 2, np.zeros(CACHES, np.uint8))
     assert engine.router.cache is not None
-    held, written = engine.router.cache.held_bytes, engine.router.cache.pool.pages["filled"].sum()
+    held, written = engine.router.cache.held_bytes, _tokens(engine.router.cache.pool)
     longest, spent = _long_prompts(engine, long_prompts, beside)
     return {
         f"step_us_per_request_batch{requests}": float(np.median(whole)),
@@ -311,8 +323,17 @@ def memory(outputs: int, requests: int, prompt: int) -> dict[str, Any]:
         "bytes_per_token": held / tokens,
         "rss_grown_mib": grown / 2**20,
         "rss_mib": mine.memory_info().rss / 2**20,
-        "pages_given_up": cache.evicted + cache.shed,
+        "pages_evicted": cache.evicted + cache.shed,
     }
+
+
+def _tokens(pool: Pool) -> int:
+    """Tokens in all windows."""
+    windows, tokens = pool.windows[pool.windows["mask"] > 0], 0
+    for begin, mask, first, end, *_ in windows.tolist():
+        text = pool.text[begin + (np.arange(first, end) & mask)]
+        tokens += int(np.count_nonzero(text != END))
+    return tokens
 
 
 def _steps(

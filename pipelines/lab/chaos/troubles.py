@@ -24,7 +24,6 @@ from decoder.contracts.errors import ProcessError
 from decoder.contracts.events import EventBatch
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.policy.probes import to_bytes
-from learner.checkpoint import previous_of
 from pipelines.prompts import Prompt
 from pipelines.stack import processes
 from pipelines.stack.running import Stack
@@ -273,9 +272,9 @@ def _full_and_away(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def _damaged(stage: Stage) -> Iterator[None]:
-    newest, draw = stage.root / "learner" / "checkpoint.safetensors", stage.draw
+    folder, draw = stage.root / "learner", stage.draw
     with stage.down("learner"):
-        for path in filter(Path.exists, (newest, previous_of(newest))[: draw.randint(1, 2)]):
+        for path in sorted(folder.glob("state.db*")):
             data = bytearray(path.read_bytes())
             for place in draw.choices(range(len(data)), k=8):
                 data[place] ^= 0xFF

@@ -114,6 +114,8 @@ def _learned(
             not any(begin <= alarm < begin + NOTICED for begin in changes) for alarm in run.alarms
         ),
         "promotions": run.promotions,
+        "returns": run.returns,
+        "comparisons": run.comparisons,
     }
     if late is not None and refit is not None and "first" in runs:
         base, best = runs["first"].rate(late), refit.rate(late)

@@ -6,6 +6,9 @@ name             policy                                                         
 frozen           all features, survival by the rate rule, and what a worker adapts   no
 first            the policy that any scope begins with                               no
 adaptive         ``first``, with the learner                                         yes
+payoff           the same, and what it trains is the paper's network                 yes
+river-linear     an online linear regression of river                                itself
+river-tree       a Hoeffding tree of river                                           itself
 refit            as ``frozen``, trained on other traffic like that since the change  no
 ===============  ==================================================================  =======
 
@@ -15,7 +18,7 @@ And how often the detector speaks where nothing changes: one kind of text is dec
 first policy, and what its drafts told comes again and again, sessions drawn with replacement, each
 under a name of its own, a few side by side, into the learner's own scope. Networks, contest and
 detector do all their work. A session drawn twice is known to the network that remembers it, which
-favours the careful one, and so fewer alarms.
+favours the slow one, and so fewer alarms.
 """
 
 from __future__ import annotations
@@ -51,12 +54,14 @@ from pipelines.lab.drift.traffic import (
     lessons,
     traffic,
 )
-from pipelines.lab.replay.study import survival, taught
+from pipelines.lab.replay.regressions import RIVALS
+from pipelines.lab.replay.study import learned, taught
 from pipelines.lab.replay.traces import files_of, read
 from pipelines.replay.engine import Simulator, Trace
 from pipelines.reports import Step
 
-NAMES: Final = ("frozen", "first", "adaptive", "refit")
+PAYOFF: Final = "payoff"
+NAMES: Final = ("frozen", "first", "adaptive", PAYOFF, *RIVALS, "refit")
 KNOWN: Final = 100
 """Generations that were there to train on before the change."""
 OTHERS: Final = 200
@@ -103,6 +108,8 @@ class Columns:
         if name == "refit":
             traces = lessons(self.scenario.later, self.library, self.seed, OTHERS)
             return self._survival(traces, self.served), ours
+        if name in RIVALS:
+            return RIVALS[name].policy, replace(ours, rule=RIVALS[name].rule)
         return self.first, ours
 
     def _known(self) -> list[Trace]:
@@ -110,7 +117,7 @@ class Columns:
 
     def _survival(self, traces: Sequence[Trace], settings: WorkerSettings) -> Policy:
         simulator = Simulator(self.library.token_classes, settings)
-        return survival(taught(simulator, traces), "drift")
+        return learned(taught(simulator, traces), "drift")
 
 
 CONTEXT: Final = 8_192
@@ -190,13 +197,19 @@ def _one(
     for name in policies:
         told()
         policy, worker = columns.column(name)
-        learning = Learning.begun(policy) if name == LEARNS else None
+        learning = None
+        if name in (LEARNS, PAYOFF):
+            learning = Learning(policy, kind="payoff" if name == PAYOFF else "survival")
+        served = learning.scope.champion if learning else policy
         run = decode(
-            sent.requests, costs, policy, worker, library.token_classes,
-            learning.told if learning else None,
+            sent.requests, costs, served, worker, library.token_classes,
+            learning.told if learning else None, learning.interleaver if learning else None,
         )  # fmt: skip
         if learning:
-            run = replace(run, alarms=learning.alarms, promotions=learning.promotions)
+            run = replace(
+                run, alarms=learning.alarms, promotions=learning.promotions,
+                returns=learning.returns, comparisons=learning.ended,
+            )  # fmt: skip
         runs[name] = run
     return figures(scenario, seed, sent, runs)
 
@@ -265,7 +278,7 @@ def stream(
         plain JSON: rows, alarms by kind of draft, and the learner's processor time a row in
         microseconds.
     """
-    learning = Learning.begun(first)
+    learning = Learning(first, "off")
     requests = resampled(sessions, np.random.default_rng([seed, len(sessions)]))
     done, spent, index = 0, 0.0, 0
     while done < length:

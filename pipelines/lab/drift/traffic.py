@@ -40,6 +40,10 @@ Draw = np.random.Generator
 
 ARGUMENTS: Final = 0.15
 """Share of a template's token types, the rarest ones, that are its arguments."""
+HONEST, BROKEN = "honest", "broken"
+"""Tenants; the second has the sessions of ``Segment.broken``."""
+OFTEN: Final = 25
+"""A token type that comes more often than once in so many tokens is no identifier."""
 CONTEXT: Final = 2
 """Tokens by which a drafter knows how a text has continued before."""
 
@@ -104,6 +108,18 @@ class Segment(_Part):
     )
     breaks: int = Field(
         default=0, ge=0, description="prompts hold the output, every so many tokens of it wrong"
+    )
+    broken: float = Field(
+        default=1.0, gt=0, le=1, description="share of sessions with such prompts, another tenant's"
+    )
+    verbatim: float = Field(
+        default=0.0, ge=0, le=1, description="share of requests whose prompts hold the output whole"
+    )
+    renamed: int = Field(
+        default=0, ge=0, description="prompts hold the output, so many token types of it renamed"
+    )
+    sampled: float = Field(
+        default=0.0, ge=0, lt=1, description="chance that an output token is another, at random"
     )
 
     def changes_from(self, before: Segment) -> list[str]:
@@ -218,7 +234,7 @@ class Request:
 
     trace: Trace
     segment: int
-    tenant: str = "honest"
+    tenant: str = HONEST
 
 
 @dataclass(frozen=True)
@@ -242,7 +258,8 @@ def traffic(scenario: Scenario, library: Library, seed: int) -> Traffic:
         draw = np.random.default_rng([seed, index, zlib.crc32(scenario.name.encode())])
         stream = _stream(segment, library, "serve", draw, used)
         begins.append(len(requests))
-        requests += [Request(trace, index) for trace in islice(stream, segment.generations)]
+        sent = islice(stream, segment.generations)
+        requests += [Request(trace, index, tenant) for trace, tenant in sent]
     return Traffic(requests, begins)
 
 
@@ -253,14 +270,14 @@ def lessons(segments: Sequence[Segment], library: Library, seed: int, most: int)
     for index, segment in enumerate(segments):
         draw = np.random.default_rng([seed, index, 1])
         stream = _stream(segment, library, "train", draw, used)
-        found += islice(stream, max(1, most // len(segments)))
+        found += [trace for trace, _ in islice(stream, max(1, most // len(segments)))]
     return found
 
 
 def _stream(
     segment: Segment, library: Library, side: Side, draw: Draw, used: set[str]
-) -> Iterator[Trace]:
-    """Requests, until the recordings end.
+) -> Iterator[tuple[Trace, str]]:
+    """Requests and their tenants, until the recordings end.
 
     A session comes once only, or the suffix cache would know its outputs: ``used`` holds the names
     of those that came. Mutates it.
@@ -273,7 +290,7 @@ def _stream(
         picked = [pool[i] for i in draw.permutation(len(pool))[: segment.templates]]
         made = filled_in(picked, segment.generations, library.token_classes, draw)
         order = ([trace] for trace in made)
-    open_sessions: deque[deque[Trace]] = deque()
+    open_sessions: deque[deque[tuple[Trace, str]]] = deque()
     while True:
         while len(open_sessions) < SIDE_BY_SIDE:
             turns = next((t for t in order if t[0].session not in used), None)
@@ -291,15 +308,26 @@ def _stream(
 
 def _sent(
     turns: Sequence[Trace], segment: Segment, library: Library, draw: Draw
-) -> Iterator[Trace]:
+) -> Iterator[tuple[Trace, str]]:
+    """The turns of a session as ``segment`` changes them, and the tenant that sends them."""
+    classes = library.token_classes
+    alone = segment.broken < 1.0  # else nothing is drawn: the other scenarios keep their requests
+    broken = not alone or draw.random() < segment.broken
+    tenant = BROKEN if alone and broken else HONEST
     for turn in turns:
         trace = turn
-        if segment.breaks:
-            trace = misleading(trace, segment.breaks, library.token_classes, draw)
+        if segment.sampled:
+            trace = sampled(trace, segment.sampled, classes, draw)
+        if segment.verbatim and draw.random() < segment.verbatim:
+            trace = misleading(trace, len(trace.output) + 1, classes, draw)
+        elif segment.breaks and broken:
+            trace = misleading(trace, segment.breaks, classes, draw)
+        elif segment.renamed and broken:
+            trace = renamed(trace, segment.renamed, classes, draw)
         if segment.drafter is not None or trace.model_accepted is None:
             drafter = segment.drafter or Drafter()
             trace = foreseen(trace, drafter, library.model_len, draw)
-        yield trace
+        yield trace, tenant
 
 
 def filled_in(
@@ -320,8 +348,7 @@ def filled_in(
         rare = types[np.argsort(often[types], kind="stable")][: round(ARGUMENTS * len(types))]
         mapping = np.arange(len(token_classes), dtype=np.int32)
         for argument in rare.tolist():
-            alike = np.flatnonzero((token_classes == token_classes[argument]).all(axis=1))
-            mapping[argument] = draw.choice(alike)
+            mapping[argument] = _of_class(argument, token_classes, draw)
         written, at = mapping[text], len(template.prompt)
         written[-1] = text[-1]
         session = f"{template.session}/{index}"
@@ -343,6 +370,36 @@ def misleading(trace: Trace, every: int, token_classes: FloatArray, draw: Draw) 
     wrong[at] = draw.integers(len(token_classes), size=len(at))
     prompt = np.concatenate([np.asarray(trace.prompt, np.int32), wrong])
     return replace(trace, prompt=prompt, output=output, model_accepted=None)
+
+
+def renamed(trace: Trace, count: int, token_classes: FloatArray, draw: Draw) -> Trace:
+    """A request whose prompt holds its output, ``count`` of its repeated token types renamed, each
+    to one of the same class throughout, as identifiers are when code is edited.
+
+    Copies break where a name comes, and go on behind it.
+    """
+    output = np.asarray(trace.output, np.int32)
+    types, often = np.unique(output[:-1], return_counts=True)
+    names = types[(often >= 2) & (often <= max(2, len(output) // OFTEN))]
+    mapping = np.arange(len(token_classes), dtype=np.int32)
+    for name in draw.permutation(names)[:count].tolist():
+        mapping[name] = _of_class(name, token_classes, draw)
+    prompt = np.concatenate([np.asarray(trace.prompt, np.int32), mapping[output]])
+    return replace(trace, prompt=prompt, output=output, model_accepted=None)
+
+
+def sampled(trace: Trace, chance: float, token_classes: FloatArray, draw: Draw) -> Trace:
+    """``trace`` as sampling makes it: each output token but the last is, with such a ``chance``,
+    another of its class, so that no copy reaches far. One output is drawn, whoever drafts."""
+    output = np.array(trace.output, np.int32)
+    for place in np.flatnonzero(draw.random(len(output) - 1) < chance).tolist():
+        output[place] = _of_class(int(output[place]), token_classes, draw)
+    return replace(trace, output=output, model_accepted=None)
+
+
+def _of_class(token: int, token_classes: FloatArray, draw: Draw) -> int:
+    """A token type of the same class, at random."""
+    return int(draw.choice(np.flatnonzero((token_classes == token_classes[token]).all(axis=1))))
 
 
 def foreseen(trace: Trace, drafter: Drafter, length: int, draw: Draw) -> Trace:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -30,6 +30,10 @@ def bootstrap(
     tokenizer: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
     ] = None,
+    kind: Annotated[
+        Literal["survival", "payoff"],
+        typer.Option(help="Network: survival, or payoff (the paper's) with a threshold tuned."),
+    ] = "survival",
     bundle: Annotated[
         Path | None, typer.Option(help="The policy to write; default: where it ships.")
     ] = None,
@@ -62,7 +66,7 @@ def bootstrap(
         sets = make.read_sets(files, ids, licence or make.ALLOWED, shown.step)
         samples = make.samples_of(sets, generations, simulator, shown.step)
         named = tokenizer or "the embedded model's"
-        policy = make.make(samples, named, simulator, shown.step)
+        policy = make.make(samples, named, simulator, shown.step, kind)
         atomic_write(place, lambda part: part.write_bytes(to_bytes(policy)))
     out = Console()
     out.print(f"wrote {place}", soft_wrap=True)

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Policy
+from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Kind, Policy
 from decoder.contracts.errors import TraceError
 from decoder.engines.reference.method import Method
 from decoder.settings import WHOLE_FACTOR
 from learner.training.rows import Rows, hash_id, joined
-from pipelines.lab.replay.study import CONTEXT, survival, teachers, with_longer_drafts
+from pipelines.lab.replay.study import CONTEXT, learned, teachers, with_longer_drafts
 from pipelines.lab.replay.traces import read, some_sessions
 from pipelines.replay.engine import Simulator, Trace, drawn_acceptance
 from pipelines.reports import Step
@@ -113,8 +113,8 @@ def samples_of(
     return samples
 
 
-def fit(samples: Sequence[Sample]) -> Policy:
-    """A survival policy for any scope.
+def fit(samples: Sequence[Sample], kind: Kind) -> Policy:
+    """A policy for any scope.
 
     Raises:
         TraceError: too few labelled drafts.
@@ -122,7 +122,7 @@ def fit(samples: Sequence[Sample]) -> Policy:
     rows = joined([each.rows for each in samples])
     spread = np.linspace(0, len(rows) - 1, PROBES).astype(np.int64)  # over texts of every kind
     probes = rows.features[spread] if len(rows) else rows.features
-    return replace(survival(rows, ANY_SCOPE, EPOCHS, probes), role=FIRST)
+    return replace(learned(rows, ANY_SCOPE, kind, EPOCHS, probes), role=FIRST)
 
 
 def over_counting(one: Sample, policy: Policy, simulator: Simulator) -> float:
@@ -134,7 +134,10 @@ def over_counting(one: Sample, policy: Policy, simulator: Simulator) -> float:
     return first / counted
 
 
-def make(samples: Sequence[Sample], tokenizer: str, simulator: Simulator, step: Step) -> Policy:
+def make(
+    samples: Sequence[Sample], tokenizer: str, simulator: Simulator, step: Step,
+    kind: Kind = "survival",
+) -> Policy:  # fmt: skip
     """A first policy of ``samples``, scored with each of them left out; its provenance says what it
     was made of.
 
@@ -148,7 +151,7 @@ def make(samples: Sequence[Sample], tokenizer: str, simulator: Simulator, step: 
     for done, one in enumerate(samples):
         step(f"leaving out {one.name}", done, len(samples))
         others = [other for other in samples if other is not one]
-        scores.append(over_counting(one, fit(others), simulator))
+        scores.append(over_counting(one, fit(others, kind), simulator))
     step("training on all", len(samples), len(samples))
     card = {
         "made_by": "hvd bootstrap: recorded generations of many kinds, decoded cycle by cycle",
@@ -173,4 +176,4 @@ def make(samples: Sequence[Sample], tokenizer: str, simulator: Simulator, step: 
             "over_counting_left_out_least": round(min(scores), 4),
         },
     }
-    return replace(fit(samples), provenance=card)
+    return replace(fit(samples, kind), provenance=card)

@@ -36,6 +36,14 @@ def replay(
         Literal["payoff", "survival"],
         typer.Option(help="What is trained: payoff (the paper's, by a threshold) or survival."),
     ] = "payoff",
+    paper: Annotated[
+        bool,
+        typer.Option(
+            "--paper",
+            help="Train and draft as the paper does: features of Table 9, every token position, "
+            "factor 1; reports its Table 2.",
+        ),
+    ] = False,
     costs: Annotated[
         str | None,
         typer.Option(
@@ -73,17 +81,22 @@ def replay(
 
     if traces and prompts is not None:
         raise typer.BadParameter("name trace files, or prompts with --prompts")
+    if paper and not traces:
+        raise typer.BadParameter("--paper trains on traces: name trace files")
     bundle = load_policy(policy) if policy else None
     card, cells = measured(costs) if costs else ("", [])
     ids, notices = load_tokenizer(tokenizer if traces else None), list[str]()
     simulator = Simulator(token_classes_of(ids), WorkerSettings.load(), model_accepts)
+    simulator = study.as_the_paper(simulator) if paper else simulator
     with Shown(err) as shown:
         if not traces:
             sets = study.of_prompts(prompts, ids, limit, notices, shown.step)
             bundle = bundle or first_policy(ANY_SCOPE)
         else:
             sets = study.of_files(traces, ids, limit, notices, shown.step)
-            bundle = bundle or study.trained(sets, kind, simulator, shown.step)
+            bundle = bundle or study.trained(
+                sets, "paper" if paper else kind, simulator, shown.step
+            )
         if cells:
             expected = [
                 {"shape": cell.shape, "batch": cell.batch, **study.replayed(
@@ -92,7 +105,8 @@ def replay(
             ]  # fmt: skip
             found: dict[str, Any] = {"expected_on": card, "expected": expected}
         else:
-            found = study.replayed(sets, bundle, simulator, shown.step)
+            states = study.POSITIONS if paper else None
+            found = study.replayed(sets, bundle, simulator, shown.step, states=states)
     complain(err, notices)
     if as_json:
         settings = {
@@ -104,3 +118,5 @@ def replay(
     for one in () if as_json else found.get("expected", [found]):
         where = f"Expected on {card}: {one['shape']}, batch {one['batch']}" if cells else ""
         out.print(study.table(one, where or "Tokens a unit of time, over greedy's"))
+        if paper:
+            out.print(study.table_2(one))

@@ -20,18 +20,22 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from decoder.contracts.bundle import Policy
+from decoder.contracts.bundle import Kind, Policy, frequency_policy
 from decoder.contracts.errors import SettingsError, TraceError
-from decoder.contracts.features import FloatArray
+from decoder.contracts.features import FEATURES, TOKEN_CLASSES, FloatArray
 from decoder.engines.reference.method import Method
 from decoder.policy.estimate import PAPER_THRESHOLD
+from learner.evaluation.measured import MIN_ARM, NOMINAL
+from learner.evaluation.skill import Skill, skill_of
+from learner.evaluation.tune import tuned
 from learner.training import train
 from learner.training.rows import Rows, joined
 from pipelines.lab.replay import recording
+from pipelines.lab.replay.regressions import RIVALS
 from pipelines.lab.replay.traces import Parts, read, split
 from pipelines.prompts import fitting, read_folder
 from pipelines.replay.engine import Prices, Simulator, Trace, foreseen
-from pipelines.replay.rivals import method
+from pipelines.replay.rivals import NEVER, PAPER_FACTOR, method
 from pipelines.replay.rules import HYBRID, by_trace, spent_by_rule
 from pipelines.reports import Step
 from pipelines.stats import Spent, against_best
@@ -55,7 +59,7 @@ def ruled(
     """:func:`spent_by_rule`, and what the best choice of each cycle would have made."""
     n, warm, every = len(traces), len(warm_up), [*warm_up, *traces]
     settings, mean = simulator.settings, simulator.model_mean
-    spent = spent_by_rule(traces, policy, simulator, warm_up, router_us)
+    spent = spent_by_rule(traces, policy, simulator, warm_up, router_us, others=RIVALS)
     prices = [Prices(simulator.costs, settings)] * len(every)
     best = list(foreseen(every, prices, settings, mean, warm))
     index = np.array([c.trace - warm for c, _ in best], np.int64)
@@ -222,10 +226,12 @@ def taught(simulator: Simulator, traces: Sequence[Trace], warm_up: Sequence[Trac
     return joined([simulator.decode(traces, teacher, warm_up)[1] for teacher in teachers()])
 
 
-def survival(
-    rows: Rows, scope: str, epochs: int = EPOCHS, probes: FloatArray | None = None
-) -> Policy:
-    """A survival policy of version 0.
+def learned(
+    rows: Rows, scope: str, kind: Kind = "survival", epochs: int = EPOCHS,
+    probes: FloatArray | None = None,
+) -> Policy:  # fmt: skip
+    """A policy of version 0; one of kind ``payoff`` has the threshold that suits ``rows`` best at
+    nominal costs.
 
     Args:
         probes: features [n, features] on which the bundle is probed; by default those of the rows.
@@ -234,16 +240,40 @@ def survival(
         TraceError: too few labelled drafts.
     """
     _enough(rows, LEAST)
-    trainer = train.fit(rows, "survival", epochs)
-    policy = train.export(
-        trainer, scope, PAPER_THRESHOLD, rows.features if probes is None else probes
-    )
-    seen = rows.model_accepted[np.isfinite(rows.model_accepted)]
-    return replace(policy, model_payoff=float(seen.mean()) if len(seen) else 0.0)
+    probes = rows.features if probes is None else probes
+    policy = train.export(train.fit(rows, kind, epochs), scope, PAPER_THRESHOLD, probes)
+    seen = np.isfinite(rows.model_accepted)
+    if not seen.any():
+        return tuned(policy, NOMINAL, policy, rows)
+    arms = 0, max(int(seen.sum()), MIN_ARM), 0
+    mean, length = rows.model_accepted[seen].mean(), np.median(rows.verified_len[seen])
+    costs = replace(NOMINAL, model_accepted=float(mean), model_len=float(length), seen=arms)
+    return tuned(policy, costs, policy, rows)
 
 
-def paper(rows: Rows, scope: str) -> Policy:
-    """The paper's network, which predicts accepted lengths, and its threshold.
+TABLE_9: Final = (
+    *("log_score", "log_match", "log_len", "score", "match_len", "draft_len"),  # cache match
+    *("log_prompt_len", "log_generated_len", "relative_position"),  # decode state
+    *("cache_share", "payoff_last", "payoff_2nd_last", "payoff_3rd_last"),  # recent history
+    *("payoff_mean", "payoff_max"),
+    *(f"{of}_{name}" for of in ("share", "first") for name in TOKEN_CLASSES if name != "digit"),
+)
+"""Features of the paper's Table 9, among ours."""
+POSITIONS: Final = Method(
+    "positions", frequency_policy("", NEVER), model=False, draft_factor=PAPER_FACTOR
+)
+"""Proposes a cache draft at every token position, and verifies none (paper, Appendix B)."""
+TABLE_2: Final = {
+    "Qwen3-8B": (0.048, 0.038, 0.782, 0.614),
+    "Qwen3-4B": (0.066, 0.054, 0.829, 0.678),
+    "Llama3.1-8B": (0.089, 0.081, 0.876, 0.798),
+}
+"""The paper's: shares of high-payoff and of selected drafts, precision, recall."""
+
+
+def paper(rows: Rows, scope: str, features: Sequence[str] = FEATURES) -> Policy:
+    """The paper's network, which predicts accepted lengths by ``features`` alone, and its
+    threshold.
 
     Raises:
         TraceError: too few labelled drafts.
@@ -252,8 +282,10 @@ def paper(rows: Rows, scope: str) -> Policy:
     if len(rows) > PAPER_MOST:
         chosen = np.random.default_rng(train.SEED).permutation(len(rows))[:PAPER_MOST]
         rows = rows.take(np.sort(chosen))
-
-    trainer = train.fit(rows, "payoff", PAPER_EPOCHS)
+    others = ~np.isin(FEATURES, features)
+    known = np.where(others, np.float32(0.0), rows.features)
+    trainer = train.fit(replace(rows, features=known), "payoff", PAPER_EPOCHS)
+    trainer.layers()[0][0][others] = 0.0  # they never entered: what is there is where it began
     return train.export(trainer, scope, PAPER_THRESHOLD, rows.features)
 
 
@@ -265,10 +297,17 @@ def _enough(rows: Rows, least: int) -> None:
         )
 
 
+def as_the_paper(simulator: Simulator) -> Simulator:
+    """``simulator`` with cache drafts as long as the paper's (Table 7)."""
+    settings = simulator.settings.model_copy(update={"suffix_max_factor": PAPER_FACTOR})
+    return replace(simulator, settings=settings)
+
+
 def trained(
-    sets: Sets, kind: Literal["payoff", "survival"], simulator: Simulator, step: Step
+    sets: Sets, kind: Literal["paper", "payoff", "survival"], simulator: Simulator, step: Step
 ) -> Policy:
-    """The policy that the training sessions of all ``sets`` make.
+    """The policy that the training sessions of all ``sets`` make: ``paper`` as the paper does, from
+    every token position by the features of its Table 9.
 
     Raises:
         TraceError: too few labelled drafts.
@@ -277,21 +316,42 @@ def trained(
     parts = sets.values()
     if kind == "survival":
         longer = with_longer_drafts(simulator)
-        return survival(joined([taught(longer, p.train, p.warm_up) for p in parts]), "replay")
-    counting = teachers()[1]
-    seen = [simulator.decode(p.train, counting, p.warm_up)[1] for p in parts]
-    return paper(joined(seen), "replay")
+        return learned(joined([taught(longer, p.train, p.warm_up) for p in parts]), "replay")
+    teacher = POSITIONS if kind == "paper" else teachers()[1]
+    seen = joined([simulator.decode(p.train, teacher, p.warm_up)[1] for p in parts])
+    return paper(seen, "replay", TABLE_9 if kind == "paper" else FEATURES)
 
 
 def replayed(
     sets: Sets, policy: Policy, simulator: Simulator, step: Step,
-    router_us: Callable[[str], float] = lambda rule: 0.0,
+    router_us: Callable[[str], float] = lambda rule: 0.0, states: Method | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The test sessions of ``sets`` by every rule; plain JSON."""
-    found = {}
+    """The test sessions of ``sets`` by every rule, and how well ``policy`` predicts the drafts of
+    ``states``, by default of its own cycles; plain JSON."""
+    found, skills = dict[str, dict[str, Spent]](), dict[str, dict[str, float]]()
+    whole = Skill()
     for done, (name, parts) in enumerate(sets.items()):
         step(f"decoding {name}", done, len(sets))
         found[name] = ruled(parts.test, policy, simulator, parts.warm_up, router_us)
+        by = states or Method(HYBRID, policy)
+        rows = simulator.decode(parts.test, by, parts.warm_up)[1]
+        whole.update(policy, rows)
+        skills[name] = skill_of(policy, rows).table()
     counts = {name: {"sessions": len({t.session for t in parts.test}),
                      "generations": len(parts.test)} for name, parts in sets.items()}  # fmt: skip
-    return {"sets": counts, **summary(found)}
+    return {"sets": counts, **summary(found), "predicts": {**skills, "all": whole.table()}}
+
+
+def table_2(found: dict[str, Any]) -> Table:
+    """How well the predictor finds high-payoff drafts, by set, beside the paper's figures."""
+    title = "Cache drafts of six accepted tokens or more (paper, Table 2)"
+    table = Table(title=title, box=SIMPLE, padding=0, pad_edge=False)
+    table.add_column("set", overflow="fold", min_width=10)
+    for heading in ("drafts", "high-payoff", "selected", "precision", "recall"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    columns = ("high_payoff", "selected", "precision", "recall")
+    for name, of in found["predicts"].items():
+        table.add_row(escape(name), f"{of['drafts']:.0f}", *(f"{of[c]:.1%}" for c in columns))
+    for name, figures in TABLE_2.items():
+        table.add_row(f"paper, {name}", "", *(f"{each:.1%}" for each in figures))
+    return table

@@ -10,7 +10,7 @@ from typing import Any
 from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
-from decoder.kafka.clients import fetch, open_consumer, open_producer, places_of
+from decoder.kafka.clients import fetch, open_consumer, open_producer, partitions_of
 from learner.topics import make_right
 from pipelines import machine
 from pipelines.stack import broker, processes
@@ -48,7 +48,7 @@ def running(folder: Path, port: int = 0, topics: bool = True) -> Iterator[KafkaS
 def lying(kafka: KafkaSettings, topic: str) -> list[Any]:
     """All records that can be unpacked, a partition after another."""
     with closing(open_consumer(kafka, "test", bootstrap_timeout_ms=60_000)) as consumer:
-        places, found = places_of(consumer, topic), list[Any]()
+        places, found = partitions_of(consumer, topic), list[Any]()
         consumer.assign(places)
         consumer.seek_to_beginning(*places)
         ends = consumer.end_offsets(places)

@@ -17,7 +17,7 @@ def write(ring: Ring, *events: DraftEvent) -> None:
         told = event._asdict()
         for field in STRINGS:
             text = told[field.name]
-            told[field.name] = ring.word(text) if field.interned else text.encode()
+            told[field.name] = ring.intern(text) if field.interned else text.encode()
         for field in NUMBERS:
             if field.nullable and told[field.name] is None:
                 told[field.name] = -1
@@ -25,7 +25,7 @@ def write(ring: Ring, *events: DraftEvent) -> None:
         for name in ROW.names:
             row[name] = 0.0 if told[name] is None else told[name]
         if head - settled < ring.size:
-            ring.rows[ring.places(head, head + 1)] = row
+            ring.rows[ring.indices(head, head + 1)] = row
             head += 1
         else:
             ring.control[FULL] += 1

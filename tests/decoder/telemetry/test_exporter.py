@@ -263,7 +263,7 @@ def test_rounds_that_the_broker_does_not_take_keep_no_event_waiting(
     ring = Ring(100)
     exporter = Exporter(kafka, ORIGIN, ring)
     for number in range(3):
-        exporter.take(b"R", b"{}")
+        exporter.enqueue(b"R", b"{}")
         put(ring, *[PLAIN] * 5)
         ship(exporter, lambda sent=5 * number + 5: exporter.progress.sent == sent)  # type: ignore[misc]
     exporter.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decoder.telemetry import head_sampling
-from decoder.telemetry.head_sampling import LOOK_S, HeadSampler
+from decoder.telemetry.head_sampling import ADJUST_S, HeadSampler
 from tests.contracts.test_events import NAMES, PLAIN
 from tests.events import DraftEvent
 
@@ -33,7 +33,7 @@ def run(shed: HeadSampler, clock: Clock, requests: int, looks: int) -> list[list
     kept = []
     for look in range(looks):
         came = [request(f"{look}.{number}") for number in range(requests)]
-        clock.now += LOOK_S
+        clock.now += ADJUST_S
         kept.append(keep(shed, [event for cycle in zip(*came, strict=True) for event in cycle]))
     return kept
 
@@ -48,7 +48,7 @@ def test_whole_requests_are_kept_and_their_shares_make_up_for_the_others() -> No
         for event in events:
             cycles.setdefault(event.request, []).append(event.cycle)
         assert all(told == list(range(CYCLES)) for told in cycles.values())
-    assert len(kept[-1]) / LOOK_S < 200.0
+    assert len(kept[-1]) / ADJUST_S < 200.0
     weighed = sum(1.0 / event.share for events in kept for event in events)
     assert 0.8 < weighed / (12 * 400 * CYCLES) < 1.25
 
@@ -67,6 +67,6 @@ def test_a_request_under_way_stays_as_it_was_drawn_and_the_share_comes_back_with
 
 def test_what_is_remembered_is_bounded() -> None:
     shed = HeadSampler(1e9)
-    for number in range(head_sampling.REQUESTS + 10):
+    for number in range(head_sampling.MAX_REQUESTS + 10):
         shed.shares([b"%d" % number])
-    assert len(shed._requests) == head_sampling.REQUESTS
+    assert len(shed._requests) == head_sampling.MAX_REQUESTS

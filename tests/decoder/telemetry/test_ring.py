@@ -38,7 +38,7 @@ def test_a_record_of_rows_is_the_record_of_their_events_byte_for_byte() -> None:
         write(ring, PLAIN)
         ring.write_progress(DeliveryProgress(sent=settled + 1))
     write(ring, *events)
-    assert 0 in ring.places(last, last + 4)
+    assert 0 in ring.indices(last, last + 4)
     value = encode_batch(ring.batch(ring.slice(last, last + 4), ORIGIN, 9))
     assert value == encode_events(events, ORIGIN, 9)
     assert ring.rows.itemsize % 8 == 0
@@ -48,11 +48,11 @@ def test_a_record_of_rows_is_the_record_of_their_events_byte_for_byte() -> None:
 
 def test_words_have_an_end() -> None:
     ring = Ring(1)
-    for number in range(rings.WORDS - 1):
-        assert ring.word(str(number)) == number + 1
+    for number in range(rings.MAX_STRINGS - 1):
+        assert ring.intern(str(number)) == number + 1
     with pytest.raises(ValueError, match="no room"):
-        ring.word("one more")
-    assert ring.word("7") == 8 and ring.word("") == 0
+        ring.intern("one more")
+    assert ring.intern("7") == 8 and ring.intern("") == 0
 
 
 def test_what_is_said_is_of_one_moment_while_another_process_says_it() -> None:

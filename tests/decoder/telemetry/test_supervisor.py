@@ -65,7 +65,7 @@ def distinct(kafka: KafkaSettings) -> list[int]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decoder.telemetry.supervisor.EVERY_S", 0.1)
-    monkeypatch.setattr("decoder.telemetry.supervisor.SILENT_TURNS", 600)
+    monkeypatch.setattr("decoder.telemetry.supervisor.MAX_SILENT_CHECKS", 600)
 
 
 def test_an_exporter_that_dies_loses_nothing_and_gives_no_number_to_two_records(
@@ -85,7 +85,7 @@ def test_an_exporter_that_dies_loses_nothing_and_gives_no_number_to_two_records(
         os.kill(supervisor.pid, by)
         with monkeypatch.context() as short:
             if by is signal.SIGSTOP:
-                short.setattr("decoder.telemetry.supervisor.SILENT_TURNS", 10)
+                short.setattr("decoder.telemetry.supervisor.MAX_SILENT_CHECKS", 10)
             until(lambda d=deaths: supervisor.report().deaths == d)  # type: ignore[misc]
         assert balanced(supervisor.report())
     until(lambda: not supervisor.report().waiting)
@@ -129,14 +129,23 @@ def test_a_broker_may_come_late_and_an_outage_beyond_the_memory_drops_the_newest
 
 
 def test_a_worker_that_closes_without_a_broker_says_what_it_lost(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     nobody = f"127.0.0.1:{machine.free_port()}"
     monkeypatch.setattr("decoder.telemetry.supervisor.CLOSE_TIMEOUT_S", 0.5)
     ring = Ring(3)
     put(ring, *[EVENT] * 5)
     supervisor = supervisor_of(KafkaSettings(bootstrap_servers=nobody), ring)
-    until(lambda: f"Kafka at {nobody} does not accept" in caplog.text)  # what the exporter says
+    logged = ""
+
+    def warned() -> bool:
+        nonlocal logged
+        logged += capfd.readouterr().err  # the exporter's
+        return f"WARNING decoder.limited_log: Kafka at {nobody} does not accept" in logged
+
+    until(warned)
     supervisor.close()
     found = supervisor.report()
     assert balanced(found) and (found.failed, found.dropped) == (3, {"queue": 2})
@@ -152,7 +161,7 @@ from decoder.telemetry.supervisor import Supervisor
 from decoder.telemetry.ring import BEAT, Ring
 from tests.contracts.test_events import EVENT, ORIGIN
 from tests.decoder.telemetry.telling import put
-supervisor.LAST_S = float(sys.argv[3])
+supervisor.GRACE_S = float(sys.argv[3])
 ring = Ring(10_000)
 kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
 supervisor = Supervisor(kafka, ring, ORIGIN, lambda: WorkerStatus(process="w", scope="s", time=1.0))
@@ -209,7 +218,7 @@ def test_a_status_or_a_round_that_cannot_be_made_holds_up_no_event_and_no_later_
     interleaver = Interleaver((), 0.0, {}, policy, seed=1)
     whole, broken = (BlockTotals(Variant("first", policy)),), (None,)
     interleaver.rounds.extend([FinishedRound(0, 1.0, broken), FinishedRound(1, 2.0, whole)])  # type: ignore[arg-type]
-    supervisor = supervisor_of(kafka, ring_of(PLAIN), status=status, interleaver=interleaver)
+    supervisor = supervisor_of(kafka, ring_of(PLAIN), status=status, rounds=interleaver.rounds)
     until(lambda: supervisor.report().rounds_sent > 0)
     supervisor.close()
     found = supervisor.report()

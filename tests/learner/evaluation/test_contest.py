@@ -1,4 +1,4 @@
-"""Costs out of noisy steps; seats, who is judged by what, who wins, what a winner is told of."""
+"""Costs out of noisy steps; seats, who is judged by what, who wins, what brings the first back."""
 
 from __future__ import annotations
 
@@ -7,16 +7,38 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from decoder.contracts.bundle import MAX_DRAFT, frequency_policy
+from decoder.contracts.features import FEATURES
+from decoder.experiment.effect import FEWEST
+from decoder.policy.estimate import predict
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice
 from learner.evaluation.clusters import Cluster
-from learner.evaluation.contest import AGES, FIRST, SEATS, VOTES, Contest, Contestant
+from learner.evaluation.contest import (
+    AGES,
+    CLUSTERS,
+    COLUMNS,
+    EARNED,
+    FIRST,
+    FORGIVEN,
+    REGRET,
+    STEPS,
+    TRIED,
+    VOTES,
+    WON,
+    Challenger,
+    Contest,
+    Regret,
+)
 from learner.evaluation.measured import NOMINAL, Costs, measure, robust_line
-from learner.evaluation.tune import LEAST_RATE, tuned
+from learner.evaluation.skill import FIGURES
+from learner.evaluation.tune import LEAST_RATE, best_threshold, tuned, worth
 from learner.release.registrations import registration_of
 from learner.scope import Scope
 from learner.settings import LearnerSettings
+from learner.training import train
+from learner.training.rows import empty
 from tests.events import from_events
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic, learned
 
@@ -25,114 +47,236 @@ COSTS = measure(ROWS) or NOMINAL
 COUNTING = frequency_policy("s")
 
 
-def won(contested: Contest, seat: int, clusters: int, number: float = 1.0, born: int = 100) -> None:
-    sums = np.zeros(2 * SEATS)
-    sums[seat], sums[SEATS + seat] = number, 4.0
-    contested.take([Cluster(born, 16, sums)] * clusters)
+def gained(
+    contest: Contest, seat: int, sessions: int, gain: float = 4.0, unseen: int = 100, noise: int = 1
+) -> None:
+    """Clusters of ``sessions``, one of each, in which ``seat`` gains so much of forty steps."""
+    begin = sum(one.judged for one in contest.seats if one is not None)
+    clusters = []
+    for session in range(begin, begin + sessions):
+        sums = np.zeros(COLUMNS)
+        sums[seat], sums[STEPS] = gain + (session % 2 - 0.5) * noise, 40.0
+        clusters.append(Cluster(str(session), unseen, 16, sums))
+    contest.update(np.zeros((0, COLUMNS)), clusters)
 
 
-def test_a_contestant_is_judged_by_sessions_that_began_after_it_was_made() -> None:
-    contested = Contest(COUNTING, COUNTING)
-    contested.seats[0] = one = Contestant(learned(), 64, "quick")
-    won(contested, 0, 50, born=63)
-    assert one.judged == 0 and contested.passed() == []
-    won(contested, 0, 50, born=64)
-    assert one.judged == 50 and contested.passed() == [0]
-    contested.take([Cluster(64, 16, np.zeros(2 * SEATS), before=VOTES)])
-    assert one.judged == 50, "it has had its say"
+def test_a_challenger_is_judged_by_clusters_that_it_cannot_know() -> None:
+    contest = Contest(COUNTING, COUNTING)
+    contest.seats[0] = one = Challenger(learned(), 64, "quick")
+    gained(contest, 0, 50, unseen=63)
+    assert one.judged == 0 and contest.passed(0) is None
+    gained(contest, 0, FEWEST - 1, unseen=64)
+    assert contest.passed(0) is None, "too few to tell"
+    gained(contest, 0, 10, unseen=64)
+    assert one.judged == FEWEST + 9 and contest.passed(0) == 0
+    drafts = one.drafts
+    late = Cluster("0", 64, 16, np.ones(COLUMNS), before=VOTES)
+    contest.update(np.zeros((0, COLUMNS)), [late])
+    assert one.drafts == drafts, "its session has had its say"
+
+
+def test_the_clusters_of_a_session_are_one_vote() -> None:
+    contest = Contest(COUNTING, COUNTING)
+    contest.seats[0] = one = Challenger(learned(), 0, "quick")
+    sums = np.zeros(COLUMNS)
+    sums[0], sums[STEPS] = 4.0, 40.0
+    clusters = [Cluster("7", 0, 16, sums, before=n) for n in range(VOTES)]
+    contest.update(np.zeros((0, COLUMNS)), clusters)
+    assert one.votes == {"7": [4.0 * VOTES, 40.0 * VOTES]}
 
 
 def test_a_better_policy_is_ahead_on_nearly_every_block() -> None:
-    contested = Contest(COUNTING, COUNTING)
-    contested.seats[1] = Contestant(learned(), 0, "quick")
-    ahead = contested.advantages(ROWS, COSTS)
-    assert ahead[:, 1].mean() > 0.05 and not ahead[:, [0, 2, FIRST]].any()
-    assert (ahead[:, 1] >= -ahead[:, SEATS + 1] - 1e-9).all()
+    contest = Contest(COUNTING, COUNTING)
+    contest.seats[1] = Challenger(learned(), 0, "quick")
+    ahead = contest.advantages(ROWS, COSTS)
+    assert ahead[:, 1].mean() > 0.05 and (ahead[:, STEPS] > 0.0).all()
+    assert not np.delete(ahead, [1, STEPS], axis=1).any()
 
 
-@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
-def test_no_draft_loses_more_than_it_was_said_to_whatever_becomes_of_it(part: float) -> None:
-    rows = replace(ROWS, rate=np.full(len(ROWS), 2.0, np.float32))
-    other = replace(rows, accepted=np.floor(part * ROWS.draft_len).astype(np.float32))
-    for champion, mine in ((COUNTING, learned()), (learned(), COUNTING)):
-        contested = Contest(champion, champion)
-        contested.seats[0] = Contestant(mine, 0, "quick")
-        exposed = contested.advantages(rows, COSTS)[:, SEATS]
-        assert (contested.advantages(other, COSTS)[:, 0] >= -exposed - 1e-9).all()
+def test_what_a_model_draft_brings_where_none_was_verified_is_not_the_mean_of_the_chosen() -> None:
+    """Model drafts bring three tokens where the cache has nothing to offer, and none elsewhere."""
+    draw = np.random.default_rng(0)
+    rows = empty(6_400)
+    good = draw.random(len(rows)) < 0.5
+    rows.session[:] = np.arange(len(rows)) // 16
+    rows.features[:, FEATURES.index("score")] = np.where(good, 4.0, 1.0)
+    rows.features[:, FEATURES.index("draft_len")] = rows.draft_len[:] = 6
+    rows.accepted[:] = np.where(good, 2, 0)
+    rows.arm[:] = np.where(good, CACHE, MODEL)
+    rows.verified_len[:] = np.where(good, draw.integers(3, 7, len(rows)), 4)
+    rows.batch_size[:], rows.rate[:], rows.model_expected[:] = 1, 2.0, 3.0
+    rows.model_accepted[:] = np.where(good, np.nan, 3)
+    rows.step_tokens[:] = 1 + rows.verified_len
+    rows.step_us[:] = 20_000 + 120 * rows.step_tokens + 1_000 * (rows.arm == MODEL)
+    costs = measure(rows)
+    assert costs is not None
+    takes_the_cache, never = frequency_policy("s", 2.0), frequency_policy("s", 100.0)
+    contest = Contest(takes_the_cache, takes_the_cache)
+    contest.seats[0] = Challenger(never, 0, "quick")
+    assert contest.advantages(rows, costs)[good, 0].max() < 0.0, "it really loses two tokens"
+    contest = Contest(takes_the_cache, never)  # served, it is seen to lose
+    contest.seats[FIRST] = Challenger(takes_the_cache, 0, "first")
+    rows.arm[:], rows.model_accepted[:] = MODEL, np.where(good, 0, 3)
+    assert contest.advantages(rows, costs)[good, FIRST].min() > 0.0
 
 
 def test_evidence_against_one_champion_is_none_against_the_next() -> None:
-    contested = Contest(COUNTING, COUNTING)
-    contested.seats[0] = Contestant(learned(), 0, "quick")
-    won(contested, 0, 50)
-    contested.crown(replace(learned(), version=3), 500)
-    assert contested.passed() == [] and contested.seats[:FIRST] == [None] * FIRST
-    first = contested.seats[FIRST]
-    assert first is not None and first.policy == COUNTING and first.since == 500
+    contest = Contest(COUNTING, COUNTING)
+    contest.seats[0] = Challenger(learned(), 0, "quick")
+    gained(contest, 0, 50)
+    contest.promote(replace(learned(), version=3), 500)
+    assert contest.passed(500) is None and contest.seats[:FIRST] == [None] * FIRST
+    first = contest.seats[FIRST]
+    assert first is not None and first.policy == COUNTING and contest.regret == Regret()
 
 
-def test_who_has_no_hope_or_is_old_makes_room() -> None:
+def test_who_passed_goes_on_being_judged_on_trial_and_another_may_win_meanwhile() -> None:
+    contest = Contest(COUNTING, COUNTING)
+    contest.seats[0] = one = Challenger(learned(), 0, "quick")
+    gained(contest, 0, 20)
+    assert contest.accept(0, 100) is one and contest.seats[0] is None
+    contest.put_on_trial(replace(learned(), version=7), 100)
+    assert contest.seats[TRIED] is one and one.policy.version == 7 and contest.seats[WON] is None
+    assert one.gain().low > 1.0 and one.gain().pairs == 20
+    other = frequency_policy("s", 9.0)
+    contest.seats[1] = Challenger(other, 0, "quick")
+    gained(contest, 1, 20)
+    assert contest.accept(1, 100).policy is other and contest.seats[TRIED] is one
+    assert one.judged == 40
+    contest.put_on_trial(frequency_policy("s", 5.0), 200)  # a person's: judged from here on
+    tried = contest.seats[TRIED]
+    assert tried is not None and (tried.judged, tried.since) == (0, 200)
+    contest.put_on_trial(None, 300)
+    assert contest.seats[TRIED] is None
+
+
+def test_who_is_behind_or_old_makes_room() -> None:
     assert Contest(COUNTING, COUNTING).vacant() == 0
-    contested = _seated()
-    assert contested.vacant() is None
-    won(contested, 2, AGES[0] - 1, -3.0)
-    assert contested.vacant() == 2, "no hope"
-    contested = _seated()
-    won(contested, 1, AGES[0])
-    assert contested.vacant() == 0, "old"
-    contested = _seated()
-    won(contested, 0, AGES[0])
-    assert contested.vacant() is None, "winning"
+    contest = _seated()
+    assert contest.vacant() is None
+    gained(contest, 2, FEWEST - 1, -3.0)
+    assert contest.vacant() is None
+    gained(contest, 2, 1, -3.0)
+    assert contest.vacant() == 0, "behind"
+    for seat in range(FIRST):
+        contest = _seated()
+        gained(contest, seat, 2 * AGES[0] - 1)
+        one = contest.seats[seat]
+        contest.seats = [None] * len(contest.seats)
+        contest.seats[:FIRST] = [one] * FIRST
+        assert contest.vacant() is None, "ahead"
+
+
+def worse(kind: str, draw: np.random.Generator, sessions: int) -> np.ndarray:
+    """Gains [sessions, clusters] of a challenger that is no better in the mean."""
+    if kind == "large clusters lose":
+        large = draw.random((sessions, 1)) < 0.2
+        return np.where(large, draw.normal(-5.0, 3.0, large.shape), draw.normal(0.25, 0.35))
+    if kind == "sessions of their own effect":
+        special = draw.choice([-2.4, 2.4], (sessions, 1)) / VOTES
+        return special + draw.normal(0.0, 0.05, (sessions, VOTES))
+    return draw.normal(0.0, 1.0, (sessions, 1))
+
+
+@pytest.mark.parametrize("kind", ["noise", "sessions of their own effect", "large clusters lose"])
+def test_who_is_no_better_hardly_ever_passes(kind: str) -> None:
+    passes, runs = 0, 200
+    for seed in range(runs):
+        draw, contest = np.random.default_rng(seed), Contest(COUNTING, COUNTING)
+        contest.seats[2] = Challenger(learned(), 0, "quick")
+        for session, gains in enumerate(worse(kind, draw, 64)):
+            for before, gain in enumerate(gains.tolist()):
+                sums = np.zeros(COLUMNS)
+                sums[2], sums[STEPS] = gain, 40.0
+                one = [Cluster(str(session), 0, 16, sums, before)]
+                contest.update(np.zeros((0, COLUMNS)), one)
+            if contest.passed(0) is not None:
+                passes += 1
+                break
+    assert passes / runs <= binom.ppf(0.999, runs, 0.05) / runs
+
+
+def served(contest: Contest, behind: float, clusters: int) -> bool:
+    """Whether the first policy is due once it was ahead by so much on each of ``clusters``."""
+    for session in range(clusters):
+        numbers = np.zeros((1, COLUMNS))
+        numbers[0, FIRST], numbers[0, STEPS] = behind, 40.0
+        contest.update(numbers, [Cluster(str(session), 0, 16, numbers[0])])
+        if contest.passed(0) == FIRST:
+            return True
+    return False
+
+
+def test_a_champion_is_served_on_a_budget_of_regret() -> None:
+    contest = Contest(COUNTING, COUNTING)
+    contest.promote(learned(), 0)
+    assert not served(contest, 0.1, 5) and contest.regret.behind == pytest.approx(0.5)
+    assert not served(contest, -1.0, 50), "it is ahead"
+    regret = contest.regret
+    assert regret.behind == 0.0 and regret.steps == 2_200.0 and regret.peak == pytest.approx(49.5)
+    assert regret.budget == max(2_200.0 * REGRET, CLUSTERS * regret.usual, 49.5 * EARNED)
+    assert not served(contest, 1.0, int(regret.budget))
+    assert served(contest, 1.0, 2)
+    assert contest.accept(FIRST, 100).policy is COUNTING
+    assert contest.passed(100) is None, "it is said once"
+
+
+def test_each_return_doubles_what_is_asked_of_the_next_challenger_for_a_while() -> None:
+    contest = Contest(COUNTING, COUNTING, returns=[10, 20])
+    contest.seats[0] = Challenger(learned(), 0, "quick")
+    gained(contest, 0, 4 * FEWEST - 1)
+    assert contest.passed(100) is None and contest.passed(FORGIVEN + 50) == 0
+    gained(contest, 0, 1)
+    assert contest.passed(100) == 0
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_champion_that_foresees_no_number_falls_to_any_that_does(value: float) -> None:
     weight, bias = learned().layers[0]
     broken = replace(learned(), layers=((weight, np.full_like(bias, value)), *learned().layers[1:]))
-    contested = Contest(COUNTING, COUNTING)
-    contested.crown(broken, 0)
-    contested.seats[0] = Contestant(learned(), 0, "quick")
-    ahead = contested.advantages(ROWS, COSTS)
+    contest = Contest(COUNTING, COUNTING)
+    contest.promote(broken, 0)
+    contest.seats[0] = Challenger(learned(), 0, "quick")
+    ahead = contest.advantages(ROWS, COSTS)
     assert (ahead.mean(axis=0)[[0, FIRST]] > 0).all() and np.isfinite(ahead).all()
 
 
 def _seated() -> Contest:
-    contested = Contest(COUNTING, COUNTING)
-    contested.seats[:FIRST] = [Contestant(learned(), 0, "quick") for _ in range(FIRST)]
-    return contested
+    contest = Contest(COUNTING, COUNTING)
+    contest.seats[:FIRST] = [Challenger(learned(), 0, "quick") for _ in range(FIRST)]
+    return contest
 
 
 def test_absurd_numbers_count_no_more_than_a_draft_can() -> None:
-    contested = Contest(COUNTING, COUNTING)
-    contested.seats[0] = Contestant(learned(), 0, "quick")
+    contest = Contest(COUNTING, COUNTING)
+    contest.seats[0] = Challenger(learned(), 0, "quick")
     rows = ROWS.take(np.arange(8))
     rows.features[:, 0], rows.rate[:] = 1e9, [1e-9, -1e12, 1e12, 0.0, 1e-30, 2.0, np.nan, 1.0]
     most = (MAX_DRAFT + 1) / LEAST_RATE
-    assert np.abs(contested.advantages(rows, COSTS)).max() <= 2.0 * most
+    assert np.abs(contest.advantages(rows, COSTS)).max() <= 2.0 * most
 
 
 def test_policies_that_choose_alike_are_level_without_noise() -> None:
-    contested = Contest(learned(), learned())
-    contested.seats[0] = Contestant(replace(learned(), version=2), 0, "quick")
-    contested.seats[FIRST] = Contestant(replace(learned(), version=3), 0, "first")
-    found = contested.advantages(ROWS, COSTS)
-    assert not found[:, [FIRST, SEATS + FIRST]].any()
-    assert (found[:, 0] < 0.0).all(), "a tie is not worth a swap"
+    contest = Contest(learned(), learned())
+    contest.seats[0] = Challenger(replace(learned(), version=2), 0, "quick")
+    contest.seats[FIRST] = Challenger(replace(learned(), version=3), 0, "first")
+    assert not contest.advantages(ROWS, COSTS)[:, :STEPS].any()
+    gained(contest, 0, 50, gain=0.0, noise=0)
+    assert contest.passed(0) is None, "a tie is not worth a swap"
 
 
 def test_a_winner_is_told_with_its_figures() -> None:
-    one = Contestant(learned(), 0, "quick")
-    assert one.metrics["gain"] == 0.0 and "of 0 clusters" in one.reason
-    contested = _seated()
-    sums = np.zeros(2 * SEATS)
-    sums[0], sums[SEATS] = 8.0, 1.0
-    contested.take([Cluster(0, 16, sums)] * 20)
-    (one, *_) = [seat for seat in contested.seats if seat]
-    assert one.metrics["gain"] == 0.5 and one.metrics["gate_drafts"] == 320
-    assert "of 20 clusters, 0.500 plain steps saved a draft" in one.reason
+    one = Challenger(learned(), 0, "quick")
+    assert one.metrics["gain"] == 0.0 and "of 0 sessions" in one.reason
+    contest = Contest(COUNTING, COUNTING)
+    contest.seats[0] = one
+    gained(contest, 0, 20, noise=0)
+    assert one.metrics["gain"] == pytest.approx(0.1) and one.metrics["gate_drafts"] == 320
+    assert one.reason == "chooses better: +10.0% by the labels of 20 sessions, at least +10.0%"
+    json.dumps(one.metrics, allow_nan=False)
 
 
-def winner_of() -> tuple[Scope, Contestant]:
+def winner_of() -> tuple[Scope, Challenger]:
     """A scope that begins with counting, and who won over it."""
     settings = LearnerSettings(buffer_events=2_000, min_events=200, candidate_every=128)
     scope = Scope("s", settings, frequency_policy("s"))
@@ -154,13 +298,15 @@ def test_a_registration_says_what_was_learned_from() -> None:
     times = scope.buffer.recent(2_000).time
     assert (window["time_from"], window["time_to"]) == (times.min(), times.max())
     assert made.tags["target"] == "llama" and made.metrics["gain"] > 0.0
+    assert {*FIGURES, *(f"champion_{name}" for name in FIGURES)} <= made.metrics.keys()
+    assert made.metrics["f1"][-1] > made.metrics["champion_f1"][-1], "drafts born after it"
 
 
-STEPS = from_events(Traffic(seed=2).events(100))
+TIMED = from_events(Traffic(seed=2).events(100))
 
 
 def test_costs_come_back_from_noisy_steps() -> None:
-    costs = measure(STEPS)
+    costs = measure(TIMED)
     assert costs is not None and costs.measured and costs.has_model
     assert costs.fixed_us == pytest.approx(FIXED_US, rel=0.03)
     assert costs.token_us == pytest.approx(TOKEN_US, rel=0.15)
@@ -179,7 +325,7 @@ def test_one_stalled_step_in_ten_moves_nothing() -> None:
 
 def test_a_request_pays_its_share_of_the_batch() -> None:
     costs = Costs(fixed_us=100.0, token_us=1.0, extra_us=(0.0, 20.0, 0.0), model_len=3.0)
-    rows = replace(STEPS.take(np.arange(3)), batch_size=np.array([1, 2, 4], np.int32))
+    rows = replace(TIMED.take(np.arange(3)), batch_size=np.array([1, 2, 4], np.int32))
     choice = Choice(np.full(3, MODEL, np.int8), np.zeros(3, np.int32))
     _, time = costs.outcome(rows, choice)
     assert time.tolist() == [124.0, 64.0, 34.0]
@@ -187,8 +333,33 @@ def test_a_request_pays_its_share_of_the_batch() -> None:
 
 def test_what_a_model_draft_brings_is_as_it_was_seen_or_as_the_champion_has_it() -> None:
     champion = replace(frequency_policy("s"), model_payoff=1.5)
-    costs = measure(STEPS)
+    costs = measure(TIMED)
     assert costs is not None
-    policy = tuned(champion, costs, champion)
+    policy = tuned(champion, costs, champion, TIMED)
     assert policy.use_model and policy.model_payoff == pytest.approx(2.0, abs=0.15)
-    assert tuned(champion, NOMINAL, champion).model_payoff == 1.5
+    assert tuned(champion, NOMINAL, champion, TIMED).model_payoff == 1.5
+
+
+@pytest.mark.parametrize("model_accepted", [0.5, 2.0])
+def test_the_threshold_is_the_best_of_all_by_what_workers_would_decide(
+    model_accepted: float,
+) -> None:
+    rows = from_events(Traffic(seed=3, model_accepted=model_accepted).events(60))
+    raw = train.export(train.fit(rows, "payoff", 3), "s", 6.0, rows.features)
+    costs = measure(rows)
+    assert costs is not None
+    predicted = predict(raw, rows.features)
+    never = replace(raw, threshold=1e9)
+
+    def saved(threshold: float) -> float:
+        """Plain steps, by what the gate judges choices by."""
+        others = [replace(raw, threshold=threshold)]
+        gains, _ = worth(never, others, [False], rows, costs)
+        return float(gains.sum())
+
+    found = tuned(raw, costs, raw, rows)
+    best = max(saved(t) for t in [0.0, *(predicted + 1e-4).tolist()])
+    assert saved(found.threshold) >= best - 1e-6 and best > 0.0
+    assert 0.0 < found.threshold < 24.0
+    alike = replace(rows, features=np.tile(rows.features[:1], (len(rows), 1)))
+    assert best_threshold(raw, alike, costs) != predicted[0], "one prediction has two sides"

@@ -61,6 +61,22 @@ def test_winners_wait_while_a_version_is_pinned(desk: Registrar, registry: Regis
     assert (done.version, done.refusal) == (2, "")
 
 
+def test_the_first_policy_comes_back_at_once_whatever_is_compared(registry: Registry) -> None:
+    MINE.add("ab12")
+    first, worse = registry.register(FIRST), registry.register(WINNER)
+    registry.move("ab12", "champion", worse)
+    desk = Registrar(registry, MINE.__contains__, busy=lambda scope: True, trial=True)
+    desk.start()
+    try:
+        back = Registration(FIRST, against=digest_of(WINNER), params={"learner": "first"})
+        desk.hand(Registration(random_policy(7, "ab12"), against=digest_of(WINNER)))
+        desk.hand(back)
+        assert settled(desk) == Settled(first, "")
+        assert registry.standing("ab12").champion == first
+    finally:
+        desk.close()
+
+
 def test_a_damaged_champion_is_no_obstacle(
     desk: Registrar, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,6 +145,7 @@ def test_what_mlflow_refuses_for_good_is_tried_for_itself_and_stands_in_nobodys_
     desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     monkeypatch.setattr(registrar, "TRIES", 4)
+    monkeypatch.setattr(registrar, "LONGEST_PAUSE_SECONDS", 0.0)
     tried: Counter[str] = Counter()
     through = registry.register
 
@@ -140,18 +157,88 @@ def test_what_mlflow_refuses_for_good_is_tried_for_itself_and_stands_in_nobodys_
 
     MINE.add("cd34")
     registry.move("ab12", "champion", through(FIRST))
+    with monkeypatch.context() as refusing:
+        refusing.setattr(registry, "register", refuse)
+        refusing.setattr(registrar, "carry_out", refuse)
+        desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+        desk.hand(Registration(random_policy(3, "cd34", 0), against="x"))
+        desk.move(Move("ab12", "learner", "why", {}, over=1, to=2))
+        desk.start()
+        until(lambda: desk.given_up["refused"] == 2)
+        assert tried["move"] == 4 <= tried["winner"]
+        found = answers_until(desk, lambda found: any(isinstance(one, Moved) for one in found))
+        assert all(one.refusal for one in found if isinstance(one, Moved)), (
+            "none without a word is done"
+        )
+        assert WINNER in [each.policy for each in desk.waiting()], "what has won is not lost"
+    answers_until(desk, lambda found: any(isinstance(a, Settled) and a.version for a in found))
+
+
+def test_where_writes_are_refused_what_waits_stays_and_the_log_says_so_once(
+    desk: Registrar,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A learner hands over the first policies of all its scopes each second."""
+    monkeypatch.setattr(registrar, "LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(registrar, "TRIES", 3)
+    scopes = [f"s{number}" for number in range(registrar.WAITING + 20)]
+    MINE.update(scopes)
+    registry.move("ab12", "champion", registry.register(FIRST))
+    tried: Counter[str] = Counter()
+
+    def refuse(policy: Any, *args: object) -> Any:
+        tried[policy.scope] += 1
+        raise RegistryError("PERMISSION_DENIED")
+
     monkeypatch.setattr(registry, "register", refuse)
-    monkeypatch.setattr(registrar, "carry_out", refuse)
     desk.hand(Registration(WINNER, against=digest_of(FIRST)))
-    desk.hand(Registration(random_policy(3, "cd34", 0), against="x"))
-    desk.move(Move("ab12", "learner", "why", {}, over=1, to=2))
     desk.start()
-    until(lambda: desk.given_up["refused"] == 2)
-    assert tried == {"winner": 4, "move": 4}
-    found = answers_until(desk, lambda found: any(isinstance(one, Moved) for one in found))
-    assert all(one.refusal for one in found if isinstance(one, Moved)), (
-        "none without a word is done"
-    )
+
+    def handed_over() -> bool:
+        for scope in scopes:
+            desk.hand(Registration(replace(FIRST, scope=scope)))
+        assert WINNER in [each.policy for each in desk.waiting()]
+        assert len(desk.waiting()) <= registrar.WAITING
+        return tried["ab12"] > 5
+
+    until(handed_over)
+    assert desk.given_up["crowded"] == 0
+    assert len([r for r in caplog.records if "PERMISSION_DENIED" in r.getMessage()]) <= 2
+
+
+def test_each_try_of_what_is_refused_comes_later(
+    desk: Registrar, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+
+    def refuse(*args: object) -> Any:
+        tried.append(time.monotonic())
+        raise RegistryError("QUOTA_EXCEEDED")
+
+    monkeypatch.setattr(registry, "register", refuse)
+    desk.hand(Registration(FIRST))
+    desk.start()
+    until(lambda: len(tried) == 4)
+    assert tried[3] - tried[2] >= 4 * registrar.FOLLOW_SECONDS
+
+
+def test_a_store_that_refuses_to_delete_keeps_no_winner_back(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*args: object) -> Any:
+        raise RegistryError("AccessDenied on DeleteObject")
+
+    registry.move("ab12", "champion", registry.register(FIRST))
+    monkeypatch.setattr(registry, "retire", refuse)
+    desk = Registrar(registry, lambda scope: True, keep=1)
+    desk.hand(Registration(WINNER, against=digest_of(FIRST)))
+    desk.start()
+    done = settled(desk)
+    desk.close()
+    assert (done.version, done.refusal) == (2, "") and registry.standing("ab12").champion == 2
+    assert "AccessDenied" in caplog.text
 
 
 def test_a_later_winner_takes_the_place_of_an_earlier_and_all_are_bounded(
@@ -164,7 +251,14 @@ def test_a_later_winner_takes_the_place_of_an_earlier_and_all_are_bounded(
     assert [digest_of(w.policy) for w in desk.waiting()] == [digest_of(random_policy(2, "ab12"))]
     for number in range(5):
         desk.hand(Registration(random_policy(0, f"s{number}")))
-    assert [w.policy.scope for w in desk.waiting()] == ["s2", "s3", "s4"]
+    assert [w.policy.scope for w in desk.waiting()] == ["ab12", "s0", "s1"], "what waits stays"
+    for number in range(2, 4):
+        desk.hand(Registration(random_policy(0, f"s{number}"), against="x"))
+    assert [w.policy.scope for w in desk.waiting()] == ["ab12", "s2", "s3"], "winners come first"
+    assert not desk.given_up
+    desk.hand(Registration(random_policy(0, "s4"), against="x"))
+    assert [w.policy.scope for w in desk.waiting()] == ["ab12", "s2", "s3"]
+    assert desk.given_up == {"crowded": 1}
     assert Registrar(Registry("x"), lambda scope: True, desk.waiting()).waiting() == desk.waiting()
 
 

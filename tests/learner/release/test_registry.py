@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import RegistryError
@@ -16,6 +18,7 @@ from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.estimate import predict
 from learner.release.registry import ARTIFACT, Registry, Standing, digest_of, moves, versions
 from learner.release.registry.connection import database_of, database_uri
+from learner.release.registry.runs import EXPERIMENT
 from learner.release.registry.standing import LOGGED_TAG
 from learner.settings import LearnerSettings
 from tests.conftest import random_policy
@@ -135,6 +138,59 @@ def test_the_oldest_without_alias_are_retired_artefacts_and_all(
     assert not gone.exists() and client.get_run(run).info.status == "FINISHED"
     assert registry.retire("ab12", 0) == [5]  # aliases are somebody's word
     assert digest_of(registry.load("ab12", 1)) == digest_of(policies[0])
+
+
+@pytest.mark.parametrize("alias", ["pinned", "champion"])
+def test_what_a_person_names_while_others_are_retired_stays(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, alias: str
+) -> None:
+    policies = registered(registry, 6)
+    registry.move("ab12", "champion", 6)
+    person, through, named = Registry(registry.tracking_uri), registry._connection.files, []
+
+    def slow(uri: str) -> object:
+        if not named:
+            named.append(uri)
+            person.move("ab12", alias, 2, "anna", "hold this while we look")
+        return through(uri)
+
+    monkeypatch.setattr(registry._connection, "files", slow)
+    assert registry.retire("ab12", 2) == [1, 3, 4]
+    assert getattr(person.standing("ab12"), alias) == 2
+    assert digest_of(person.load("ab12", 2)) == digest_of(policies[1])
+    assert not [key for key in person.standing("ab12").tags if key.startswith("retired.")]
+
+
+def test_a_tag_of_retirement_that_somebody_wrote_is_passed_over(registry: Registry) -> None:
+    policies = registered(registry)
+    client, name = client_of(registry), registry.standing("ab12").name
+    for key, value in {"x": "[]", "7": "[" * 5_000, "8": "3", "1": '["a", null]'}.items():
+        client.set_registered_model_tag(name, f"retired.{key}", value)
+    assert registry.retire("ab12", 5) == []
+    assert digest_of(registry.load("ab12", 1)) == digest_of(policies[0])
+
+
+@pytest.mark.parametrize("refused", ["create_model_version", "log_model_artifacts", "log_batch"])
+def test_a_try_goes_on_with_the_run_that_the_one_before_it_made(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise MlflowException("no more of these for you", PERMISSION_DENIED)
+
+    policy, params = random_policy(scope="ab12"), {"champion": 1}
+    for again in (registry, registry, Registry(registry.tracking_uri)):
+        with monkeypatch.context() as patch, pytest.raises(RegistryError, match="no more"):
+            patch.setattr(again._client, refused, refuse)
+            again.register(policy, params, {"mae": 0.5}, {"origin": "learner"}, {"events": 9})
+    assert registry.register(policy, {"champion": 2}, {"mae": 0.5}) == 1
+    client = client_of(registry)
+    experiment = client.get_experiment_by_name(EXPERIMENT).experiment_id
+    (run,) = client.search_runs([experiment])
+    (model,) = client.search_logged_models([experiment])
+    assert run.info.status == "FINISHED" and run.data.metrics == {"mae": 0.5}
+    assert digest_of(registry.load("ab12", 1)) == digest_of(policy)
+    assert client.get_model_version(registry.standing("ab12").name, "1").run_id == run.info.run_id
+    assert model.source_run_id == run.info.run_id
 
 
 def test_what_a_person_made_a_version_keeps_its_files(registry: Registry, tmp_path: Path) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
 from decoder.experiment.effect import WIDTH
 from learner import checkpoint
-from learner.release.comparison import Outcome
+from learner.release.comparison import Comparison, Outcome
 from learner.release.registry import Standing
-from learner.release.rollout import EARLY, Rollout
+from learner.release.rollout import EARLY, TRANSITIONS, Event, Rollout, State
 from learner.settings import LearnerSettings
 from tests.learner.release.rounds import rounds
 
@@ -60,20 +59,49 @@ def test_a_person_may_move_anything_at_any_moment(
     for decided in (False, True):
         rollout = on_trial()
         if decided:
-            assert played(rollout, 0.5).decide(RULES) is not None
+            assert played(rollout, 0.5).decide(RULES)
         ended = rollout.follow(standing, NOW)
         assert ended is not None and told(rollout) == then
         assert ended[0].version == 7 and (decided or ended[1] == Outcome("give up", why))
 
 
+@pytest.mark.parametrize("event", Event)
+def test_a_rollout_goes_where_the_table_says_and_nowhere_else(event: Event) -> None:
+    decided = on_trial()
+    decided.step(Event.DECIDED, Outcome("drop", "slower"))
+    for rollout in (Rollout(champion=5), on_trial(), decided):
+        state, before = rollout.state, replace(rollout)
+        begun = Comparison("watch", 5, 6) if event in (Event.BEGUN, Event.FAILED) else None
+        to = TRANSITIONS.get((state, event))
+        if to is None:
+            with pytest.raises(KeyError):
+                rollout.step(event, Outcome("keep", "so"), begun)
+            assert rollout == before, "what leads nowhere changes nothing"
+            continue
+        rollout.step(event, Outcome("keep", "so"), begun)
+        assert rollout.state is to
+        assert rollout.one is (begun or (None if to is State.IDLE else before.one))
+        assert (rollout.outcome is not None) == (to is State.ENDING)
+
+
+def test_a_comparison_whose_figures_fail_ends_without_them() -> None:
+    rollout = played(on_trial(), 1.1)
+    rollout.fail()
+    assert rollout.state is State.ENDING and rollout.outcome is not None
+    assert rollout.one is not None and (rollout.one.version, rollout.one.played) == (7, 0)
+    Rollout().fail()
+
+
 def test_what_alias_trial_names_is_tried_once() -> None:
     rollout, asked = on_trial(), replace(FIVE, trial=7)
-    rollout.end(Outcome("drop", "slower"))
+    assert played(rollout, 0.5).decide(RULES)
+    rollout.step(Event.CARRIED_OUT, Outcome("drop", "slower"))
     assert rollout.follow(asked, NOW) is None and told(rollout) == ("", 0, 0)
     rollout.follow(FIVE, NOW)
     rollout.follow(asked, NOW)
     assert told(rollout) == ("trial", 7, 5), "named anew"
-    rollout.one, rollout.asked = None, 0
+    rollout.step(Event.GONE)
+    rollout.asked = 0
     rollout.follow(asked, NOW)
     assert told(rollout) == ("trial", 7, 5), "nobody has ended it after all"
 
@@ -123,11 +151,11 @@ def test_rounds_without_a_trial_do_not_pile_up() -> None:
     assert rollout.early[-1].number == EARLY + 99, "nothing was on trial there"
 
 
-def test_a_rollout_goes_on_from_a_snapshot(tmp_path: Path) -> None:
+def test_a_rollout_goes_on_from_a_snapshot() -> None:
     rollout, waits = played(on_trial(), 1.1), Rollout()
     rollout.decide(RULES)
     for early in rounds(3, {TRIAL: (7, 1.1), CHAMPION: (5, 1.0)}):
         waits.take(early, NOW)
     for each in (rollout, Rollout(), waits):
-        checkpoint.write(tmp_path / "file", {"scope": each})
-        assert checkpoint.made(Rollout, checkpoint.read(tmp_path / "file")["scope"]) == each
+        tree = checkpoint.unpack(checkpoint.pack({"scope": each}))
+        assert checkpoint.made(Rollout, tree["scope"]) == each

@@ -76,7 +76,7 @@ def of_worker(kafka: KafkaSettings) -> None:
             process="w", scope="scope", time=time.time(), sides=sums, events_made=100, **made
         )
 
-    supervisor = Supervisor(kafka, ring, ORIGIN, status, interleaver)
+    supervisor = Supervisor(kafka, ring, ORIGIN, status, interleaver.rounds)
     supervisor.start()
     until(lambda: supervisor.report().sent == 100 and supervisor.report().rounds_sent == 1)
     supervisor.close()

@@ -1,6 +1,6 @@
-"""vLLM's V1 model runner, which vLLM has deprecated: its wrappers, adapter and drafter.
+"""vLLM's V1 model runner, which vLLM has deprecated.
 
-``around`` wraps the runner's methods, ``adapter`` drafts, ``drafter`` defers the drafter's prefill,
-``prefill_budget`` decides whether to prefill, ``sampling`` patches the sampler. Outside of this
-package only ``plugin`` imports these.
+``runner`` wraps its methods, ``drafter`` defers the drafter's prefill, ``coverage`` tracks which
+requests and blocks have it, ``prefill_budget`` decides whether it pays, ``sampling`` patches the
+sampler. Outside of this package only ``plugin`` imports these.
 """

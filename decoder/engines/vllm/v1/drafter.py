@@ -4,30 +4,28 @@ vLLM runs the drafter in every step, if only to fill its KV cache: a tenth of a 
 model. Here its inputs are set aside. One pass prefills them when a draft is wanted, when too many
 have gathered, or when a request ends or loses its blocks, which a later prompt may reuse. Each
 token is still prefilled once, with its hidden state of the target, so drafts are the same; and they
-are verified whatever the drafter's cache holds. A skipped request (see ``prefill_budget``) is not
-prefilled and gets no model drafts, nor does one that begins with shared blocks without prefill.
+are verified whatever the drafter's cache holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decoder.engines.vllm.v1.prefill_budget import SAMPLE
+from decoder.core.guards.prefill_budget import PrefillBudget
+from decoder.engines.vllm.v1.coverage import PrefillCoverage
 
-UNREAD: Final = 128
+if TYPE_CHECKING:
+    from decoder.core.router import DraftRouter
+
+MAX_DEFERRED: Final = 128
 """Most deferred tokens: their hidden states stay in memory, and prefilling them takes time."""
-SEEDS: Final = 0.5
-"""Share of requests that begin with shared blocks, from which on those without shared blocks are
-always prefilled: others will share their blocks, for as long as these are cached."""
-RECENT: Final = 1 / 8
-"""Weight of the newest request in that share."""
-MUCH: Final = 32
+MANY: Final = 32
 """Deferred tokens that make the time of the step which prefills them no measure of costs."""
 
 
@@ -55,151 +53,122 @@ class Piece:
 
     def copied(self) -> Piece:
         """A copy with its own tensors."""
-        part = slice(self.start, self.stop)
-        return replace(
-            self, ids=self.ids[part].clone(), hidden=self.hidden[part].clone(),
-            start=0, stop=len(self),
-        )  # fmt: skip
-
-    def end_alone(self) -> Piece:
-        """The last token alone."""
-        return replace(self, start=self.stop - 1, position=self.end - 1)
+        ids, hidden = (t[self.start : self.stop].clone() for t in (self.ids, self.hidden))
+        return Piece(ids, hidden, 0, len(self), self.position)
 
 
-class LateDrafter:
+class DeferredDrafter:
     """Wraps ``propose`` of one of vLLM's EAGLE3 drafters; for unpadded batches only.
 
-    Set before each call: ``names``, the requests in the order of the batch, also passed to
-    :meth:`meet`; and ``catch_up``, whether the call must prefill all deferred tokens.
+    The calls of a step: :meth:`release`, ``coverage.schedule``, :meth:`admit`, :meth:`prepare`,
+    :meth:`propose`.
     """
 
-    def __init__(self, drafter: Any, unread: int = UNREAD) -> None:
-        self.names: Sequence[str] = ()
-        self.catch_up = False
-        self.skipped: set[str] = set()
-        """Requests without drafter prefill."""
-        self.unread = 0
+    def __init__(
+        self, drafter: Any, budget: PrefillBudget | None = None, shares_blocks: bool = True
+    ) -> None:
+        """Defer the prefill of vLLM's ``drafter``.
+
+        Args:
+            budget: decides whether new requests are prefilled; None: always.
+            shares_blocks: whether other requests may reuse an ended request's blocks (prefix
+                caching).
+        """
+        self.coverage = PrefillCoverage(drafter)
+        self.unable: Collection[str] = ()
+        """Requests of the step without drafter prefill, for which it makes no drafts."""
+        self.deferred = 0
         """Deferred tokens."""
-        self.caught_up = 0
+        self.prefilled = 0
         """Deferred tokens of earlier steps that were prefilled since the last step's own."""
-        self._drafter, self._propose = drafter, drafter.propose
-        self._most = min(unread, drafter.max_num_tokens)
+        self._drafter, self._propose, self._budget = drafter, drafter.propose, budget
+        self._shares_blocks = shares_blocks
+        self._most = min(MAX_DEFERRED, drafter.max_num_tokens)
         self._reads_layers = bool(getattr(drafter, "eagle3_use_aux_hidden_state", True))
+        self._names: Sequence[str] = ()  # of the step, in the order of the batch
+        self._full = False  # whether this step's tokens exceed the limit of deferred ones
+        self._prefill_now = False  # whether all deferred tokens must be prefilled
         self._pieces: dict[str, list[Piece]] = {}
-        self._places: dict[str, tuple[Tensor, Tensor]] = {}
+        self._rows: dict[str, tuple[Tensor, Tensor]] = {}
         """To prefill a request's pieces after its last batch: its blocks in it, int32 [n], and the
         token after its last piece, int32 []."""
-        self._last: tuple[Any, dict[str, Any]] | None = None  # arguments of the last deferred step
-        self._met: set[str] = set()
-        self._read_blocks: set[int] = set()  # blocks whose last writer has drafter prefill
-        self._blocks: dict[str, list[int]] = {}  # of each request, in its order
-        self._begins: dict[str, int] = {}  # number of shared blocks that a request begins with
-        self._new: dict[str, int] = {}  # index of a request's first block not in _read_blocks yet
-        self._shared = 1.0  # share of new requests that begin with shared blocks
-        self._skips = 0  # requests skipped since the last sampled one
+        self._batch: Any = None  # attention metadata of the last step, and other arguments
+        self._kwargs: dict[str, Any] = {}
 
-    def scheduled(self, output: Any) -> None:
-        """Record the blocks that a step's ``SchedulerOutput`` gives to requests. Call it for every
-        step, before :meth:`meet`."""
-        group = max(getattr(self._drafter, "kv_cache_gid", 0), 0)
-        for new in output.scheduled_new_reqs:
-            self._begin(new.req_id, new.block_ids[group], new.num_computed_tokens)
-        cached = output.scheduled_cached_reqs
-        for name, blocks, computed in zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-        ):
-            if name in cached.resumed_req_ids:
-                self._begin(name, blocks[group], computed)
-            elif blocks is not None:
-                known = self._blocks.setdefault(name, [])
-                self._new.setdefault(name, len(known))
-                known += blocks[group]
+    def release(self, names: Collection[str], active: bool) -> None:
+        """Forget requests that ended or lost their blocks. Unknown names are ignored.
 
-    def _begin(self, name: str, blocks: Sequence[int], computed: int) -> None:
-        self._blocks[name] = list(blocks)
-        self._begins[name] = self._new[name] = computed // self._drafter.block_size
+        Call it before the step in which others may write to these blocks. Where others may share
+        them, and drafting is ``active``, the requests' deferred tokens are prefilled first.
 
-    def meet(self, names: Sequence[str], reads: bool) -> None:
-        """Decide which new requests of a step the drafter prefills: all if it ``reads``, else one
-        in ``SAMPLE``; never one that begins with shared blocks without prefill."""
-        fresh = dict.fromkeys(name for name in names if name not in self._met)
-        # In the scheduler's order: one may share blocks of another in the same step.
-        for name in [*(n for n in self._new if n in fresh), *(fresh.keys() - self._new.keys())]:
-            blocks, begins = self._blocks.get(name, []), self._begins.get(name)
-            read = self._read_blocks.issuperset(blocks[:begins])
-            if read and not reads and (begins != 0 or self._shared < SEEDS):
-                self._skips = (self._skips + 1) % SAMPLE
-                read = not self._skips
-            self._met.add(name)
-            if not read:
-                self.skipped.add(name)
-            self._write(name)
-            if begins is not None:
-                self._shared += ((begins > 0) - self._shared) * RECENT
-        for name in self._met.intersection(self._new):
-            self._write(name)
+        Raises:
+            Exception: that failed; all deferred tokens are dropped.
+        """
+        try:
+            if names and active and self._shares_blocks:
+                self._prefill(names)
+        except Exception:
+            self.clear(missed=True)
+            raise
+        finally:
+            for name in names:
+                self._drop(name)
+                self.coverage.forget(name)
 
-    def _write(self, name: str) -> None:
-        """Record whether a request's new blocks have drafter prefill."""
-        if (begin := self._new.pop(name, None)) is not None:
-            blocks = self._read_blocks
-            change = blocks.difference_update if name in self.skipped else blocks.update
-            change(self._blocks[name][begin:])
+    def admit(self, names: Sequence[str], scheduled: Mapping[str, int]) -> None:
+        """Decide which new requests of a step the drafter prefills.
 
-    def end(self, name: str) -> None:
-        """Forget a request that ended or lost its blocks. Unknown names are ignored."""
-        self.forget(name)
-        self._met.discard(name)
-        self.skipped.discard(name)
-        blocks = self._blocks.pop(name, [])
-        self._read_blocks.difference_update(blocks[self._new.pop(name, len(blocks)) :])
-        self._begins.pop(name, None)
+        Args:
+            names: in the order of the batch. Ended requests too: a later prompt with the same
+                prefix may reuse their blocks.
+            scheduled: tokens of the step, by request.
+        """
+        self._names = names
+        self.coverage.admit(names, self._budget is None or self._budget.allows)
+        self.unable = self.coverage.skipped.intersection(names)
+        tokens = sum(scheduled[name] for name in names if name not in self.unable)
+        self._full = self.deferred + tokens > self._most
 
-    def forget(self, name: str) -> None:
-        """Drop a request's deferred tokens. Unknown names are ignored."""
-        self.unread -= sum(len(piece) for piece in self._pieces.pop(name, ()))
-        self._places.pop(name, None)
+    def prepare(
+        self, ended: Collection[str] | None, tokens: int, router: DraftRouter | None
+    ) -> None:
+        """Decide whether the step prefills all deferred tokens, and update the budget.
 
-    def full(self, tokens: int) -> bool:
-        """Whether ``tokens`` more would exceed the limit of deferred tokens."""
-        return bool(self.unread + tokens > self._most)
+        Args:
+            ended: requests that ended with the step; None if unknown.
+            tokens: that the step ran through the target.
+        """
+        leaving = ended is None or any(name not in self.unable for name in ended)
+        self._prefill_now = self.coverage.reuses_blocks or self._full or leaving
+        if router is not None and self._budget is not None and router.model_gain_us is not None:
+            table = router.costs.table
+            plain_us = table.time(len(self._names))
+            self._budget.observe(tokens, table.slope, router.model_gain_us, plain_us)
 
     def clear(self, missed: bool = False) -> None:
         """Drop all deferred tokens. Where the drafter ``missed`` them, running requests are skipped
-        from now on, and their blocks count as without prefill.
-        """
-        for name in self._met - self.skipped if missed else ():
-            unshared = self._blocks.get(name, [])[self._begins.get(name, 0) :]
-            self._read_blocks.difference_update(unshared)
-            self.skipped.add(name)
+        from now on, and their blocks count as without prefill."""
+        if missed:
+            self.coverage.skip_all()
         self._pieces.clear()
-        self._places.clear()
-        self.unread = 0
+        self._rows.clear()
+        self.deferred = 0
 
-    def leave(self, names: Collection[str]) -> None:
-        """Prefill the deferred tokens of requests that ended or lost their blocks.
+    def _drop(self, name: str) -> None:
+        """Drop a request's deferred tokens. Unknown names are ignored."""
+        self.deferred -= sum(map(len, self._pieces.pop(name, ())))
+        self._rows.pop(name, None)
 
-        Call it before the step in which others may write to these blocks. Unknown names are
-        ignored; a fault loses the requests' deferred tokens.
-        """
+    @torch.inference_mode()
+    def _prefill(self, names: Collection[str]) -> None:
+        """Prefill the deferred tokens of requests that are in no later batch."""
         leaving = [name for name in self._pieces if name in names]
-        if not leaving or self._last is None:
+        if not leaving:
             return
-        rows = [self._pieces[name] for name in leaving]
-        blocks, following = zip(*(self._places[name] for name in leaving), strict=True)
-        for name in leaving:
-            self.forget(name)
-        batch, kwargs = self._last
-        self._merged(
-            batch,
-            rows,
-            torch.stack(blocks),
-            [row[-1].end for row in rows],
-            torch.stack(following),
-            0,
-            kwargs,
-        )
-        self.caught_up += sum(len(piece) for row in rows for piece in row)
+        pieces = [self._pieces[name] for name in leaving]
+        blocks, following = zip(*(self._rows[name] for name in leaving), strict=True)
+        self._merged(pieces, torch.stack(blocks), torch.stack(following), 0)
+        self.prefilled += sum(len(piece) for row in pieces for piece in row)
 
     def propose(
         self,
@@ -213,94 +182,80 @@ class LateDrafter:
         **kwargs: Any,
     ) -> Tensor:
         """Draft tokens [requests, num_speculative_tokens], as the drafter's own method."""
-        batch, names = common_attn_metadata, self.names
+        batch, names = common_attn_metadata, self._names
+        self._batch, self._kwargs = batch, kwargs
         latest = self._defer(target_token_ids, target_hidden_states, batch)
-        self.caught_up = 0
-        if not num_speculative_tokens and not (self.catch_up and self.unread):
+        self.prefilled = 0
+        if not num_speculative_tokens and not (self._prefill_now and self.deferred):
             table = batch.block_table_tensor[: len(names)].clone()  # a view of a reused buffer
             for name, blocks, token in zip(names, table, next_token_ids, strict=False):
                 if name in self._pieces:
-                    self._places[name] = blocks, token
-            self._last = batch, kwargs
+                    self._rows[name] = blocks, token
             return next_token_ids.new_empty((len(names), 0), dtype=torch.int64)
-        rows = [self._pieces.get(name) or [latest[name].end_alone()] for name in names]
+        pieces = [self._pieces.get(name) or [_last_of(latest[name])] for name in names]
         for name in names:
-            self.forget(name)
-        earlier = [(i, row[:-1], row[-1]) for i, row in enumerate(rows) if len(row) > 1]
-        if not earlier and all(
-            len(row[0]) == len(latest[n]) for n, row in zip(names, rows, strict=True)
-        ):
-            return self._read(
-                target_token_ids, target_positions, target_hidden_states, next_token_ids, batch,
-                num_speculative_tokens, kwargs,
-            )  # fmt: skip
-        waiting = sum(len(piece) for _, row, _ in earlier for piece in row)
-        self.caught_up = waiting
-        if earlier and waiting + len(target_token_ids) > self._drafter.max_num_tokens:
+            self._drop(name)
+        earlier = [row for row, own in enumerate(pieces) if len(own) > 1]
+        if not earlier and [len(own[0]) for own in pieces] == [*map(len, latest.values())]:
+            step = target_token_ids, target_positions, target_hidden_states
+            return self._run(step, next_token_ids, batch, num_speculative_tokens)
+        table = batch.block_table_tensor
+        self.prefilled = sum(len(piece) for row in earlier for piece in pieces[row][:-1])
+        if earlier and self.prefilled + len(target_token_ids) > self._drafter.max_num_tokens:
             # With a step full of prompts, all exceed the drafter's buffers: two passes.
-            following = torch.stack([now.ids[now.start] for _, _, now in earlier])
-            before = [now.position for _, _, now in earlier]
-            table = batch.block_table_tensor[[i for i, _, _ in earlier]]
-            self._merged(batch, [row for _, row, _ in earlier], table, before, following, 0, kwargs)
-            rows = [row[-1:] for row in rows]
-        return self._merged(
-            batch, rows, batch.block_table_tensor, [row[-1].end for row in rows], next_token_ids,
-            num_speculative_tokens, kwargs,
-        )  # fmt: skip
+            now = [pieces[row][-1] for row in earlier]
+            following = torch.stack([piece.ids[piece.start] for piece in now])
+            before = [pieces[row][:-1] for row in earlier]
+            self._merged(before, table[earlier], following, 0)
+            pieces = [own[-1:] for own in pieces]
+        return self._merged(pieces, table, next_token_ids, num_speculative_tokens)
 
     def _defer(self, ids: Tensor, hidden: Tensor, batch: Any) -> dict[str, Piece]:
         """Defer this step's tokens, except of skipped requests; returns each request's piece of
         the step."""
-        ids = ids.clone()  # a view of a buffer that the next step overwrites
+        ids, skipped = ids.clone(), self.coverage.skipped  # a view of a reused buffer
         if not self._reads_layers:  # likewise; states of several layers are in a new tensor
             hidden = hidden.clone()
         starts = batch.query_start_loc_cpu.tolist()
         ends = batch.seq_lens_cpu_upper_bound.tolist()
         latest: dict[str, Piece] = {}
-        for i, name in enumerate(self.names):
+        for i, name in enumerate(self._names):
             start, stop = starts[i], starts[i + 1]
             latest[name] = Piece(ids, hidden, start, stop, ends[i] - (stop - start))
-        for name in self.names:
-            if name in self.skipped:
+        # A view would keep the hidden states of skipped prompts in memory.
+        copies = not skipped.isdisjoint(latest)
+        for name, piece in latest.items():
+            if name in skipped:
                 continue
-            # A view would keep the hidden states of skipped prompts in memory.
-            piece = latest[name] if self.skipped.isdisjoint(latest) else latest[name].copied()
             row = self._pieces.get(name, [])
             if row and row[-1].end != piece.position:
-                self.forget(name)
+                self._drop(name)
                 row = _before(row, piece.position)
-                self.unread += sum(len(earlier) for earlier in row)
-            self._pieces[name] = [*row, piece]
-            self.unread += len(piece)
+                self.deferred += sum(map(len, row))
+            self._pieces[name] = [*row, piece.copied() if copies else piece]
+            self.deferred += len(piece)
         return latest
 
     def _merged(
-        self,
-        batch: Any,
-        rows: Sequence[Sequence[Piece]],
-        table: Tensor,
-        ends: Sequence[int],
-        following: Tensor,
-        draft: int,
-        kwargs: dict[str, Any],
+        self, rows: Sequence[Sequence[Piece]], table: Tensor, following: Tensor, draft: int
     ) -> Tensor:
-        """Prefill several pieces of each row in one pass.
+        """Prefill several pieces of each row in one pass, then draft.
 
         Args:
-            batch: attention metadata of any step, for its kind and device.
             table: int32 [rows or more, blocks of a request].
+            following: int32 [rows], the token after each row's last piece.
         """
-        device = batch.query_start_loc.device
-        counts = np.array([sum(len(piece) for piece in row) for row in rows], np.int64)
+        batch = self._batch
+        device, size = batch.query_start_loc.device, self._drafter.block_size
+        counts = np.array([sum(map(len, row)) for row in rows], np.int64)
         starts = np.concatenate([[0], np.cumsum(counts)])
         firsts = np.array([row[0].position for row in rows])
         in_request = np.arange(starts[-1]) - np.repeat(starts[:-1] - firsts, counts)
         row_of = torch.from_numpy(np.repeat(np.arange(len(rows)), counts)).to(device)
         positions = torch.from_numpy(in_request).to(device)
-        size = self._drafter.block_size
         blocks = table[row_of, positions // size].long()
         start_cpu = torch.from_numpy(starts.astype(np.int32))
-        lengths = torch.tensor(ends, dtype=torch.int32)
+        lengths = torch.tensor([row[-1].end for row in rows], dtype=torch.int32)
         merged = type(batch)(
             query_start_loc=start_cpu.to(device),
             query_start_loc_cpu=start_cpu,
@@ -318,22 +273,17 @@ class LateDrafter:
         pieces = [piece for row in rows for piece in row]
         ids = torch.cat([p.ids[p.start : p.stop] for p in pieces])
         hidden = torch.cat([p.hidden[p.start : p.stop] for p in pieces])
-        return self._read(ids, positions, hidden, following, merged, draft, kwargs)
+        return self._run((ids, positions, hidden), following, merged, draft)
 
-    def _read(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        hidden: Tensor,
-        following: Tensor,
-        batch: Any,
-        draft: int,
-        kwargs: dict[str, Any],
+    def _run(
+        self, step: tuple[Tensor, Tensor, Tensor], following: Tensor, batch: Any, draft: int
     ) -> Tensor:
+        """Run vLLM's drafter on token ids, positions and hidden states."""
         # vLLM increments both lengths with each token it drafts. On a CPU they are one tensor:
         # chains would attend to positions never written, and near the end of the context read
         # beyond the block table, which ends the engine.
         batch.seq_lens_cpu_upper_bound = batch.seq_lens_cpu_upper_bound.clone()
+        ids, positions, hidden = step
         drafts: Tensor = self._propose(
             num_speculative_tokens=draft,
             target_token_ids=ids,
@@ -341,9 +291,14 @@ class LateDrafter:
             target_hidden_states=hidden,
             next_token_ids=following,
             common_attn_metadata=batch,
-            **kwargs,
+            **self._kwargs,
         )
         return drafts
+
+
+def _last_of(piece: Piece) -> Piece:
+    """The last token alone."""
+    return replace(piece, start=piece.stop - 1, position=piece.end - 1)
 
 
 def _before(row: Sequence[Piece], position: int) -> list[Piece]:

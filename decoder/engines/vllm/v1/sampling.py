@@ -3,12 +3,10 @@
 ====================================  ==========================================================
 ``expand_batch_to_tokens``            returns uninitialised memory as temperatures: its kernel gets
                                       a converted copy of the output, which is never copied back
-``apply_top_k_top_p`` on no rows      raises ``max(): Expected reduction dim ...`` in a step that
-                                      verifies no draft, such as a prefill; sorts every row where
-                                      one request sets ``top_p``
+``apply_top_k_top_p``                 raises ``max(): Expected reduction dim ...`` on no rows, as in
+                                      a prefill; sorts every row where one request sets ``top_p``
 ``_bookkeeping_sync``                 rewinds the generator of a seeded request during chunked
                                       prefill; a CPU generator has no offset, and the engine ends
-                                      with ``CPU Generator does not use offset``
 ``_get_logprobs_tensors``             pads every request to the longest draft of the step, and
                                       copies that twice: one request for log probabilities among
                                       128, one of which verifies 64 tokens, takes 8.5 GB with a
@@ -33,9 +31,9 @@ drafts (``request_options``), and its thinking ends where it ends without drafts
 from __future__ import annotations
 
 import dataclasses
-import functools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
@@ -43,7 +41,6 @@ import torch
 
 from decoder.core.guards.draft_budget import COPIES, LOGITS_BYTES, tokens_of_logits
 
-_MARK: Final = "_hvd_patched"
 _PENALISED: Final = "_hvd_penalised"
 _CERTAIN: Final = 1e9
 """vLLM's logit of a forced token."""
@@ -53,32 +50,21 @@ probabilities of all rows."""
 SORTED_ROW_COPIES: Final = 6
 """Copies of its logits that a row needs while its tokens are counted or sorted."""
 
-Masking = Callable[..., torch.Tensor]
-
 
 def patch_sampling() -> None:
-    """Apply the last three patches, and on a CPU all six. Idempotent."""
+    """Replace the functions that are no methods; ``AROUND`` has the others. Idempotent."""
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
-    from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
     sampler: Any = rejection_sampler.RejectionSampler
-    if hasattr(sampler._get_logprobs_tensors, _MARK):
-        return
-    sampler._get_logprobs_tensors = in_chunks(sampler._get_logprobs_tensors)
-    ThinkingBudgetStateHolder.sync_batch = clearing_moved_rows(ThinkingBudgetStateHolder.sync_batch)
-    ThinkingBudgetStateHolder.update_state = without_drafts(ThinkingBudgetStateHolder.update_state)
-    ThinkingBudgetStateHolder.apply_to_logits = end_thinking
     sampler.apply_penalties = staticmethod(apply_penalties)
     sampler._combine_outputs_with_spec_tokens = staticmethod(
         lambda outputs, drafts=None: outputs if drafts is None else TokensBefore(outputs, drafts)
     )
-    if not current_platform.is_cpu():
-        return
-    rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
-    rejection_sampler.apply_top_k_top_p = only_where_asked(rejection_sampler.apply_top_k_top_p)
-    GPUModelRunner._bookkeeping_sync = without_generators(GPUModelRunner._bookkeeping_sync)
+    if current_platform.is_cpu():
+        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+        rejection_sampler.apply_top_k_top_p = partial(only_where_asked, apply_top_k_top_p)
 
 
 def expand_batch_to_tokens(
@@ -105,79 +91,68 @@ def expand_batch_to_tokens(
     return torch.repeat_interleave(x, counts, output_size=num_tokens)
 
 
-def only_where_asked(apply: Masking) -> Masking:
-    """``apply_top_k_top_p`` for the rows that set one of both, in chunks.
+def only_where_asked(
+    apply: Callable[..., torch.Tensor],
+    logits: torch.Tensor,
+    k: torch.Tensor | None,
+    p: torch.Tensor | None,
+    *more: Any,
+) -> torch.Tensor:
+    """vLLM's ``apply_top_k_top_p`` for the rows that set one of both, in chunks. Mutates
+    ``logits``.
 
     Other rows keep tokens of probability 0, which vLLM would mask.
     """
-
-    @functools.wraps(apply)
-    def masked(
-        logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None, *more: Any
-    ) -> torch.Tensor:
-        vocabulary = logits.shape[-1]
-        limited = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-        if k is not None:
-            limited |= k < vocabulary
-        if p is not None:
-            limited |= p < 1
-        for rows in limited.nonzero().flatten().split(_chunk_rows(vocabulary, SORTED_ROW_COPIES)):
-            if len(rows):
-                own = (None if limit is None else limit[rows] for limit in (k, p))
-                logits[rows] = apply(logits[rows], *own, *more)
-        return logits
-
-    return masked
+    vocabulary = logits.shape[-1]
+    limited = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    if k is not None:
+        limited |= k < vocabulary
+    if p is not None:
+        limited |= p < 1
+    for rows in limited.nonzero().flatten().split(_chunk_rows(vocabulary, SORTED_ROW_COPIES)):
+        if len(rows):
+            own = (None if limit is None else limit[rows] for limit in (k, p))
+            logits[rows] = apply(logits[rows], *own, *more)
+    return logits
 
 
 def _chunk_rows(vocabulary: int, copies: int) -> int:
     return tokens_of_logits(vocabulary, CHUNK_BYTES, copies)
 
 
-def in_chunks(get: Callable[..., Any]) -> Callable[..., Any]:
-    """A rejection sampler's ``_get_logprobs_tensors`` that works in chunks and pads nothing.
+def in_chunks(
+    get: Callable[..., Any], sampler: Any, count: int, metadata: Any, *tensors: torch.Tensor
+) -> Any:
+    """A rejection sampler's ``_get_logprobs_tensors``, in chunks and without padding.
 
     Args:
-        get: takes sampler, count, metadata, logits, those of drafts, those of bonus tokens, and
-            token ids [requests, longest draft + 1]; its tensors have a row for each of these ids.
-            Rows after a request's bonus token are undefined.
+        tensors: logits, those of drafts, those of bonus tokens, and token ids [requests, longest
+            draft + 1]; the result has a row for each of these ids. Rows after a request's bonus
+            token are undefined.
     """
+    from vllm.utils.torch_utils import async_tensor_h2d
 
-    @functools.wraps(get)
-    def gathered(
-        sampler: Any,
-        count: int,
-        metadata: Any,
-        logits: torch.Tensor,
-        target: torch.Tensor,
-        bonus: torch.Tensor,
-        ids: torch.Tensor,
-    ) -> Any:
-        from vllm.utils.torch_utils import async_tensor_h2d
-
-        size, width = _chunk_rows(logits.shape[-1], COPIES), ids.shape[1]
-        if ids.numel() <= size:
-            return get(sampler, count, metadata, logits, target, bonus, ids)
-        lengths = [drafted + 1 for drafted in metadata.num_draft_tokens]
-        ends = list(accumulate(lengths))
-        real = [i * width + j for i, n in enumerate(lengths) for j in range(n)]
-        rows = async_tensor_h2d(real, ids.device, torch.int64)
-        tokens = ids.flatten()[rows].unsqueeze(1)
-        chunks = []
-        for begin in range(0, len(logits), size):
-            end = min(begin + size, len(logits))
-            own, drafted, behind = _chunk_of(metadata, ends, begin, end)
-            part = logits[begin:end], target[drafted], bonus[behind], tokens[begin:end]
-            chunks.append(get(sampler, count, own, *part))
-        padded = []
-        for tensors in zip(*(chunk[:3] for chunk in chunks), strict=True):
-            joined = torch.cat(tensors)
-            empty = joined.new_zeros((ids.numel(), *joined.shape[1:]))
-            padded.append(empty.index_copy_(0, rows, joined))
-        return type(chunks[-1])(*padded)
-
-    setattr(gathered, _MARK, True)
-    return gathered
+    logits, target, bonus, ids = tensors
+    size, width = _chunk_rows(logits.shape[-1], COPIES), ids.shape[1]
+    if ids.numel() <= size:
+        return get(sampler, count, metadata, *tensors)
+    lengths = [drafted + 1 for drafted in metadata.num_draft_tokens]
+    ends = list(accumulate(lengths))
+    real = [i * width + j for i, n in enumerate(lengths) for j in range(n)]
+    rows = async_tensor_h2d(real, ids.device, torch.int64)
+    tokens = ids.flatten()[rows].unsqueeze(1)
+    chunks = []
+    for begin in range(0, len(logits), size):
+        end = min(begin + size, len(logits))
+        own, drafted, behind = _chunk_of(metadata, ends, begin, end)
+        part = logits[begin:end], target[drafted], bonus[behind], tokens[begin:end]
+        chunks.append(get(sampler, count, own, *part))
+    padded = []
+    for parts in zip(*(chunk[:3] for chunk in chunks), strict=True):
+        joined = torch.cat(parts)
+        empty = joined.new_zeros((ids.numel(), *joined.shape[1:]))
+        padded.append(empty.index_copy_(0, rows, joined))
+    return type(chunks[-1])(*padded)
 
 
 def _chunk_of(metadata: Any, ends: Sequence[int], begin: int, end: int) -> tuple[Any, slice, slice]:
@@ -288,58 +263,52 @@ def _penalised(options: Any) -> list[bool]:
     return getattr(options, _PENALISED)  # type: ignore[no-any-return]
 
 
-def without_generators(bookkeeping: Callable[..., Any]) -> Callable[..., Any]:
-    """``bookkeeping`` of a model runner, without access to its batch's generators."""
-
-    @functools.wraps(bookkeeping)
-    def wrapped(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        batch = runner.input_batch
-        generators, batch.generators = batch.generators, {}
-        try:
-            return bookkeeping(runner, *args, **kwargs)
-        finally:
-            batch.generators = generators
-
-    return wrapped
+def without_generators(
+    bookkeeping: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """A model runner's ``_bookkeeping_sync``, on a CPU without its batch's generators."""
+    batch, generators = runner.input_batch, runner.input_batch.generators
+    if runner.device.type == "cpu":
+        batch.generators = {}
+    try:
+        return bookkeeping(runner, *args, **kwargs)
+    finally:
+        batch.generators = generators
 
 
-def clearing_moved_rows(sync: Callable[..., None]) -> Callable[..., None]:
+def clearing_moved_rows(sync: Callable[..., None], holder: Any, batch_update: Any) -> None:
     """A thinking budget's ``sync_batch`` that clears a row before another request moves into it.
 
     For such a row vLLM reports the move only: the request that was there has ended.
     """
+    from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 
-    @functools.wraps(sync)
-    def synced(holder: Any, batch_update: Any) -> None:
-        from vllm.v1.sample.logits_processor.interface import MoveDirectionality
-
-        for _, row, direction in batch_update.moved if batch_update else ():
-            if direction == MoveDirectionality.UNIDIRECTIONAL:
-                holder._state.pop(row, None)
-        sync(holder, batch_update)
-
-    return synced
+    for _, row, direction in batch_update.moved if batch_update else ():
+        if direction == MoveDirectionality.UNIDIRECTIONAL:
+            holder._state.pop(row, None)
+    sync(holder, batch_update)
 
 
-def without_drafts(update: Callable[..., None]) -> Callable[..., None]:
+def without_drafts(
+    update: Callable[..., None],
+    holder: Any,
+    output_token_ids: Any,
+    spec_token_ids: Any,
+    repeat_indices: Any = None,
+) -> None:
     """A thinking budget's ``update_state`` without drafts, and without slots reserved for them."""
-
-    @functools.wraps(update)
-    def updated(
-        holder: Any, output_token_ids: Any, spec_token_ids: Any, repeat_indices: Any = None
-    ) -> None:
-        update(holder, output_token_ids, None, repeat_indices)
-
-    return updated
+    update(holder, output_token_ids, None, repeat_indices)
 
 
 def end_thinking(
+    _: Callable[..., torch.Tensor],
     holder: Any,
     logits: torch.Tensor,
     predict_bonus_token: bool,
     spec_token_ids: list[list[int]],
 ) -> torch.Tensor:
-    """Force the end of thinking as the next token of each request whose budget is used up.
+    """Force the end of thinking as the next token of each request whose budget is used up; instead
+    of a thinking budget's ``apply_to_logits``.
 
     Args:
         holder: has the states by row of the batch, after its ``update_state``.
@@ -355,3 +324,13 @@ def end_thinking(
             at = row if predict_bonus_token else sum(drafts[:row])
             logits[at, ends[state["end_count"]]] = _CERTAIN
     return logits
+
+
+AROUND: Final[dict[str, Callable[..., Any]]] = {
+    "_get_logprobs_tensors": in_chunks,
+    "_bookkeeping_sync": without_generators,
+    "sync_batch": clearing_moved_rows,
+    "update_state": without_drafts,
+    "apply_to_logits": end_thinking,
+}
+"""Wrappers by the name of the wrapped method."""

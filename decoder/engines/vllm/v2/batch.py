@@ -13,22 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from decoder.engines.vllm.batch_step import BatchStep, EngineLimits
+from decoder.engines.vllm.batch_step import BatchStep, EngineLimits, EngineRequest, has_text
 from decoder.engines.vllm.plan import Plan
 
 
 @dataclass(slots=True)
 class Request:
-    """One request, with the used fields of vLLM's V1 ``CachedRequestState``."""
+    """One request."""
 
-    prompt: list[int] | None
-    length: int  # of the prompt
-    output_token_ids: list[int]
-    num_computed_tokens: int
-    sampling_params: Any
-    lora_request: Any
-    prompt_embeds: Any
-    prompt_is_token_ids: Any
+    prompt: list[int] | None  # None: no drafts, see has_text
+    prompt_len: int
+    output: list[int]
+    computed: int  # tokens that the target has run
+    parameters: Any  # vLLM's SamplingParams
     over: bool = False
     """Whether vLLM will end it, by its output."""
     ended: bool = False
@@ -37,32 +34,25 @@ class Request:
     @classmethod
     def of(cls, new: Any) -> Request:
         """The request of a ``NewRequestData``, new or resumed after preemption."""
-        return cls(
-            new.prompt_token_ids, new.prompt_len, list(new.prefill_token_ids[new.prompt_len :]),
-            new.num_computed_tokens, new.sampling_params, new.lora_request, new.prompt_embeds,
-            new.prompt_is_token_ids,
-        )  # fmt: skip
-
-    @property
-    def prompt_token_ids(self) -> list[int] | None:
-        """Token ids of the prompt; None once the request has ended, which excludes drafts."""
-        return None if self.ended else self.prompt
+        prompt = new.prompt_token_ids if has_text(new) else None
+        output = list(new.prefill_token_ids[new.prompt_len :])
+        return cls(prompt, new.prompt_len, output, new.num_computed_tokens, new.sampling_params)
 
     @property
     def num_tokens(self) -> int:
         """Tokens of prompt and output."""
-        return self.length + len(self.output_token_ids)
+        return self.prompt_len + len(self.output)
 
     def write(self, tokens: Sequence[int], max_model_len: int) -> None:
         """Append committed tokens, and check for the request's end. Mutates."""
         self.ended = self.over
         if self.ended:
             return
-        self.output_token_ids.extend(tokens)
-        params = self.sampling_params
-        most = min(params.max_tokens or max_model_len, max_model_len - self.length)
-        stops = {*(params.stop_token_ids or ()), params.eos_token_id}
-        self.over = len(self.output_token_ids) >= most or not stops.isdisjoint(tokens)
+        self.output.extend(tokens)
+        given = self.parameters
+        most = min(given.max_tokens or max_model_len, max_model_len - self.prompt_len)
+        stops = {*(given.stop_token_ids or ()), given.eos_token_id}
+        self.over = len(self.output) >= most or not stops.isdisjoint(tokens)
 
 
 @dataclass
@@ -102,7 +92,7 @@ class Batch:
             self.requests[new.req_id] = Request.of(new)
         cached = output.scheduled_cached_reqs
         for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-            self.requests[name].num_computed_tokens = computed
+            self.requests[name].computed = computed
 
     def trimmed(self, output: Any) -> Any:
         """A copy of a ``SchedulerOutput`` without placeholders of tokens that no draft has."""
@@ -154,18 +144,27 @@ class Batch:
         self, names: Sequence[str], sampled: Sequence[Sequence[int]], most: int
     ) -> BatchStep:
         """The step's report; the next step reserves ``most`` draft tokens for a request."""
-        states = [self.requests[name] for name in names]
+        states, scheduled = [self.requests[name] for name in names], self.step.num_scheduled_tokens
+        waiting = sum(
+            state.num_tokens - state.computed - scheduled[name]
+            for state, name, tokens in zip(states, names, sampled, strict=True)
+            if not tokens
+        )
+
+        def request_of(row: int) -> EngineRequest:
+            state, before = states[row], len(states[row].output) - len(sampled[row])
+            has_drafts = state.prompt is not None and not state.ended
+            prompt = np.array(state.prompt, np.int32) if has_drafts else None
+            return EngineRequest(prompt, state.output[:before], state.parameters)
+
+        verified = [self.verified.get(name, 0) for name in names]
         return BatchStep(
-            self.limits, names, states, sampled, self.verified, self.step.num_scheduled_tokens,
-            self.step.total_num_scheduled_tokens, most,
-            lambda row: np.array(states[row].prompt_token_ids or (), np.int32),
+            self.limits, names, sampled, verified, [state.num_tokens for state in states], waiting,
+            self.step.total_num_scheduled_tokens, most, request_of,
         )  # fmt: skip
 
     def chosen(self, names: Sequence[str], plan: Plan) -> list[int]:
         """Record and return the length of each row's next draft, from the cache or the model."""
-        lengths = [
-            len(given) or min(room, plan.k)
-            for given, room in zip(plan.given, plan.rooms, strict=True)
-        ]
+        lengths = plan.lengths()
         self.lengths.update(zip(names, lengths, strict=True))
         return lengths

@@ -90,13 +90,12 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
             return super().execute_model(scheduler_output, *args, **kwargs)
         self.adapter = adapter
         adapter.before_step(scheduler_output.finished_req_ids)
-        with adapter.sparing("requests could not be tracked"):
+        with adapter.suppressing("requests could not be tracked"):
             self.batch.begin(scheduler_output)
         trimmed = self.batch.trimmed(scheduler_output)
         result = super().execute_model(trimmed, *args, **kwargs)
-        adapter.during_step(exposed=self.device.type == "cpu")
-        tokens = scheduler_output.total_num_scheduled_tokens
-        adapter.after_step(idle=not (tokens or self.batch.requests))
+        idle = not (scheduler_output.total_num_scheduled_tokens or self.batch.requests)
+        adapter.during_step(exposed=self.device.type == "cpu", idle=idle)
         return result
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -140,7 +139,7 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         self._arrived.synchronize()
         (tokens, counts), self._sampled = self._sampled[0], (None, None)
         sampled = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
-        with self.adapter.sparing("committed tokens could not be tracked"):
+        with self.adapter.suppressing("committed tokens could not be tracked"):
             self.batch.commit(names, sampled)
         step = functools.partial(self.batch.report, names, sampled, most)
         return self.adapter.decide(len(names), step)
@@ -152,11 +151,11 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         lengths = self.batch.chosen(names, plan)
         self.adapter.drafted(lengths, plan.k)
         given = np.full((len(names), self.num_speculative_steps), -1, np.int64)
-        for row, tokens in zip(given, plan.given, strict=True):
+        for row, tokens in zip(given, plan.cached, strict=True):
             row[: len(tokens)] = tokens
         drafts = torch.from_numpy(given).to(self.device, non_blocking=True)
         if made is not None and plan.k:
-            without = np.array([not tokens for tokens in plan.given])
+            without = np.array([not tokens for tokens in plan.cached])
             model = torch.from_numpy(without).to(self.device, non_blocking=True)
             drafts[:, : plan.k] = torch.where(
                 model[:, None], made[:, : plan.k], drafts[:, : plan.k]

@@ -160,7 +160,7 @@ def test_text_that_is_held_is_in_the_books() -> None:
         "--json",
     ]
     found = json.loads(CliRunner().invoke(app, asked).stdout)
-    assert found["tokens"] == 9_600 + 2 * 3_000 and not found["pages_given_up"]
+    assert found["tokens"] == 9_600 + 2 * 3_000 and not found["pages_evicted"]
     assert TOKEN_BYTES < found["bytes_per_token"] < 2 * TOKEN_BYTES
 
 

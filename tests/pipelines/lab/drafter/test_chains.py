@@ -10,10 +10,10 @@ import torch
 from decoder.contracts.errors import EngineError
 from decoder.engines.reference.drafter import Drafter
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.method import method
 from decoder.engines.reference.session import Session
 from pipelines.lab.drafter import chains
 from pipelines.lab.drafter.chains import record
+from pipelines.replay.rivals import method
 from tests.engines.tiny import Family, tiny_engine, tiny_prompt
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.errors import TraceError
-from decoder.engines.reference.method import Method, method
+from decoder.engines.reference.method import Method
 from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
 from learner.training.rows import Rows
@@ -25,7 +25,9 @@ from pipelines.lab.drift import study
 from pipelines.lab.drift.measure import figures
 from pipelines.lab.drift.stream import Learning, Run, Worker, decode
 from pipelines.lab.drift.study import NAMES, resampled, stream
+from pipelines.lab.drift.traffic import BROKEN as BROKEN_TENANT
 from pipelines.lab.drift.traffic import (
+    HONEST,
     KINDS,
     PLAIN_US,
     Library,
@@ -38,10 +40,13 @@ from pipelines.lab.drift.traffic import (
     filled_in,
     lessons,
     misleading,
+    renamed,
+    sampled,
     traffic,
 )
 from pipelines.lab.replay.traces import Trace
 from pipelines.replay.engine import Simulator, model_acceptance
+from pipelines.replay.rivals import method
 from tests.events import from_events
 from tests.learner.traffic import Traffic as Taught
 from tests.pipelines.lab.replay.samples import (
@@ -73,9 +78,10 @@ def of(kind: str, generations: int = 10, **more: object) -> Segment:
 
 def test_every_shipped_scenario_can_be_read() -> None:
     shipped = chosen([])
-    assert len(shipped) == 10
+    assert len(shipped) == 14
     for each in shipped:
         assert each.about
+        assert sum(segment.generations for segment in each.segments) == 1_000
         assert all(set(s.kinds) - {"alpacaeval_chat"} <= KINDS.keys() for s in each.segments)
 
 
@@ -110,6 +116,40 @@ def test_templates_get_arguments_of_their_own_and_a_misleading_prompt_breaks_eve
     broken = misleading(Trace("s", [1, 2], output), 4, classes, rng)
     same = np.asarray(broken.prompt[2:]) == output
     assert same[:3].all() and not same[3::4].any()
+
+
+def test_a_name_is_another_throughout_the_copy_and_nothing_else_is() -> None:
+    classes, rng = np.zeros((5_000, 6), np.float32), np.random.default_rng(0)
+    output = np.arange(400, dtype=np.int32) + 1_000
+    output[20::2], output[[11, 111, 211]], output[[51, 351]] = 9, 7, 8  # 9 comes too often
+    copied = np.asarray(renamed(Trace("s", [1, 2], output), 2, classes, rng).prompt[2:])
+    assert np.flatnonzero(copied != output).tolist() == [11, 51, 111, 211, 351]
+    assert len(np.unique(copied[output == 7])) == 1
+
+
+def test_sampling_changes_its_share_of_an_output_and_neither_prompt_nor_end() -> None:
+    classes, rng = np.zeros((5_000, 6), np.float32), np.random.default_rng(0)
+    output = np.arange(2_000, dtype=np.int32)
+    made = sampled(Trace("s", [1, 2], output), 0.125, classes, rng)
+    differs = np.asarray(made.output) != output
+    assert 0.1 < differs.mean() < 0.15 and not differs[-1] and list(made.prompt) == [1, 2]
+
+
+def copies(trace: Trace, whole: bool = False) -> bool:
+    """Whether the prompt ends in the output, or in most of it; it is shorter by itself."""
+    if len(trace.prompt) < len(trace.output):
+        return False
+    same = np.asarray(trace.prompt)[-len(trace.output) :] == np.asarray(trace.output)
+    return bool(same.all() if whole else same.mean() > 0.5)
+
+
+def test_a_share_of_sessions_is_another_tenants_and_a_share_of_requests_a_whole_copy() -> None:
+    sent = traffic(scenario(of("one", 40, breaks=4, broken=0.25)), library(120), 1).requests
+    assert 0.1 < np.mean([r.tenant == BROKEN_TENANT for r in sent]) < 0.45
+    assert all(copies(r.trace) == (r.tenant == BROKEN_TENANT) for r in sent)
+    sent = traffic(scenario(of("one", 40, breaks=4, verbatim=0.3)), library(120), 1).requests
+    assert 0.1 < np.mean([copies(r.trace, whole=True) for r in sent]) < 0.5
+    assert {r.tenant for r in sent} == {HONEST}
 
 
 SETTINGS = WorkerSettings()
@@ -150,6 +190,23 @@ def test_a_policy_told_is_in_force_from_the_next_request_on() -> None:
     found = decode(asked, [COSTS], COUNTING, Worker(SETTINGS, False), token_classes(), told)
     whole, half = (served(asked[:n]).cycles[2] for n in (6, 3))
     assert 0 < half == found.cycles[2] < whole
+
+
+def test_what_won_is_tried_in_recorded_time_and_then_served() -> None:
+    never, better = frequency_policy("drift", 1e9), frequency_policy("drift", 2.0)
+    learning, asked = Learning(never), requests(copying_traces(1, 120))
+    learning._waiting = better
+    found = decode(
+        asked, [COSTS], learning.scope.champion, Worker(SETTINGS), token_classes(),
+        learning.told, learning.interleaver,
+    )  # fmt: skip
+    totals = learning.interleaver.totals
+    assert totals["trial"].us == pytest.approx(totals["trial"].cost_us, rel=0.05)
+    promoted, word = learning.ended[0]
+    assert word == "trial: promote" and learning.promotions[0] == promoted
+    before, after = found.rate(np.arange(120) < 12), found.rate(np.arange(120) > promoted)
+    assert after > 1.1 * before
+    assert sum(total.us for total in totals.values()) <= found.us.sum() * 1.001
 
 
 BEFORE, AFTER = 60, 240
@@ -207,7 +264,7 @@ def test_recovery_counts_until_it_is_as_good_as_retrained_and_alarms_elsewhere_a
 
 REQUESTS = 160
 LOSS = 0.02
-HONEST, HOSTILE = "honest", "hostile"
+HOSTILE = "hostile"
 BROKEN = 4
 """A hostile tenant's prompts hold its outputs with one of so many tokens wrong."""
 
@@ -220,7 +277,9 @@ def honest_rate(requests: list[Request], learning: Learning) -> float:
     """Tokens a microsecond of the honest ones, while a learner hears of all of them."""
     costs, first = [Machine().costs], first_policy("drift")
     served = Worker(WorkerSettings())
-    found = decode(requests, costs, first, served, token_classes(), learning.told)
+    found = decode(
+        requests, costs, first, served, token_classes(), learning.told, learning.interleaver
+    )
     counted = [r.tenant == HONEST for r in requests]
     return float(found.tokens[counted].sum() / found.us[counted].sum())
 
@@ -234,7 +293,7 @@ def test_others_lose_at_most_two_per_cent() -> None:
         broken = misleading(bad, BROKEN, token_classes(), draw)
         both.append(Request(named(broken, f"hostile {index}"), 0, HOSTILE))
         both.append(Request(named(good, f"honest {index}"), 0, HONEST))
-    taught, untaught = (Learning.begun(first_policy("drift")) for _ in range(2))
+    taught, untaught = (Learning(first_policy("drift"), "off") for _ in range(2))
     beside = honest_rate(both, taught)
     alone = honest_rate([r for r in both if r.tenant == HONEST], untaught)
     assert taught.promotions, "nothing was learned, so nothing was shown"

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import TraceError
+from decoder.policy.estimate import PAPER_THRESHOLD
 from decoder.policy.probes import from_bytes
 from pipelines.cli import app
 from pipelines.lab.first import make
@@ -79,6 +80,18 @@ def test_the_same_traces_give_the_same_policy_whose_card_says_what_of(
     assert [(s["name"], s["licence"]) for s in sets] == [("a", "MIT"), ("b", "Apache-2.0")]
     assert all(s["generations"] == 20 and s["over_counting_left_out"] > 0.5 for s in sets)
     assert policy.provenance["drafts_trained_on"] == sum(s["drafts"] for s in sets) > 500
+
+
+def test_the_papers_network_is_made_with_a_threshold_that_suits_its_sets(
+    bootstrap: Callable[..., Result], bundle: Path
+) -> None:
+    assert '"sets"' in bootstrap("--kind", "payoff").stdout
+    policy = from_bytes(bundle.read_bytes(), "some scope")
+    assert (policy.scope, policy.role, policy.kind) == (ANY_SCOPE, "first", "payoff")
+    assert [len(bias) for _, bias in policy.layers] == [256, 256, 1]
+    assert 0.0 <= policy.threshold < 12.0 and policy.threshold != PAPER_THRESHOLD
+    sets = policy.provenance["sets"]
+    assert all(each["over_counting_left_out"] > 0.9 for each in sets)
 
 
 def test_what_cannot_be_made_is_said_and_ctrl_c_leaves_the_old_bundle_as_it_was(

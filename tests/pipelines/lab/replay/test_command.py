@@ -12,21 +12,25 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import ModelError, TraceError
+from decoder.contracts.features import FEATURES
 from decoder.policy.probes import to_bytes
 from learner.home import lock
 from pipelines import embedded, machine
 from pipelines.cli import app
-from pipelines.lab.replay import costs, recording
-from pipelines.lab.replay.traces import read
+from pipelines.lab.replay import costs, recording, study
+from pipelines.lab.replay.traces import read, split
 from pipelines.prompts import tokenise
+from pipelines.replay.engine import Trace
 from pipelines.workloads import WORKLOADS, prompts
 from tests.conftest import random_policy
 from tests.pipelines.lab.replay.samples import word_tokenizer, write_traces
 
 RULES = {
     "greedy", "suffix", "frequency", "match4", "buckets", "suffix@2", "frequency@2", "match4@2",
-    "eagle3:1", "eagle3:2", "eagle3:3", "eagle3:4", "hybrid", "oracle",
+    "eagle3:1", "eagle3:2", "eagle3:3", "eagle3:4", "river-linear", "river-tree", "hybrid",
+    "oracle",
 }  # fmt: skip
 
 
@@ -69,6 +73,40 @@ def test_each_file_is_decoded_by_every_rule(
         assert rates["frequency"] > rates["greedy"] == 1.0
     assert "one.jsonl:25: left out, not JSON" in found["notices"][0]
     assert found["settings"]["model_accepts"] == 1.5
+    assert set(found["predicts"]) == {"one", "two", "all"}
+    assert found["predicts"]["all"]["mae"] < 6.0
+
+
+def test_the_paper_is_trained_and_judged_at_every_token_position(
+    files: list[Path], replay: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[Policy]()
+    fitted = study.paper
+
+    def paper(*words: Any) -> Policy:
+        made.append(fitted(*words))
+        return made[-1]
+
+    monkeypatch.setattr(study, "paper", paper)
+    found = figures(replay, *files, "--paper")
+    whole, ones = found["predicts"]["all"], [found["predicts"][n] for n in ("one", "two")]
+    assert whole["drafts"] == sum(one["drafts"] for one in ones)
+    positions = sum(len(t.output) - 1 for path in files for t in held_out(path))
+    assert 0.3 * positions < whole["drafts"] <= positions, "a state at each, where there is a match"
+    assert 0.0 < whole["high_payoff"] < 1.0 and whole["f1"] > 0.0
+    (policy,) = made
+    weight, _ = policy.layers[0]
+    used = {name for name, row in zip(FEATURES, weight, strict=True) if row.any()}
+    assert used == set(study.TABLE_9) and [len(b) for _, b in policy.layers] == [256, 256, 1]
+    assert found["settings"]["policy"] == "payoff v0"
+    shown = replay(*files, "--paper").stdout
+    assert "paper, Qwen3-8B" in shown and "61.4%" in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert replay("--paper").exit_code == 2
+
+
+def held_out(path: Path) -> list[Trace]:
+    return split(read(path, word_tokenizer()).traces).test
 
 
 def test_what_is_expected_on_a_card_is_priced_by_its_steps_and_says_so(

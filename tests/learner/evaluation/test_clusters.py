@@ -1,96 +1,24 @@
-"""Bets on noise win nothing; sessions become clusters that are final; a change raises one alarm."""
+"""Sessions become clusters that are final; a change raises one alarm."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
+from river.drift import PageHinkley
 
-from decoder.contracts.bundle import frequency_policy
 from decoder.policy.rule import MODEL
+from learner import checkpoint
 from learner.evaluation import clusters
 from learner.evaluation.clusters import CAP, PATIENCE, SILENCE, Cluster, Clusters
-from learner.evaluation.contest import AGES, SEATS, Contest, Contestant
-from learner.evaluation.drift import Alarm, Detector, beyond
-from learner.evaluation.evidence import Bets
-from learner.training.losses import faced
+from learner.evaluation.drift import FEWEST, RISE, SETTLING, SLACK, Alarm, Detector, Watch, beyond
+from learner.training.losses import labels_of
+from learner.training.rows import HELD_OUT, is_held_out
 from tests.events import from_events
 from tests.learner.traffic import Traffic
-
-RUNS = 100
-LENGTH = AGES[1]
-SKEWS = [(0.1, 9.0), (0.03, 32.4), (0.01, 99.0)]
-"""Chance of a loss and how large, where all else gains 1: the mean is 0."""
-
-
-def contested() -> Contest:
-    found = Contest(frequency_policy("s"), frequency_policy("s"))
-    found.seats[0] = Contestant(frequency_policy("s", 3.0), 0, "quick")
-    return found
-
-
-def passes(numbers: np.ndarray, exposed: float, each: int = 1) -> bool:
-    """Whether a contestant ever passes by the numbers of clusters, ``each`` of a session."""
-    found, clusters = contested(), Clusters(2 * SEATS)
-    rows, sums = np.arange(CAP, dtype=np.uint64), np.zeros((CAP, 2 * SEATS))
-    for place, number in enumerate(numbers.tolist()):
-        rows[:] = place // each
-        sums[0, 0], sums[0, SEATS] = number, exposed
-        found.take(clusters.add(rows, sums))
-        if found.passed():
-            return True
-    return False
-
-
-@pytest.mark.parametrize(("chance", "loss"), SKEWS)
-def test_many_small_gains_hide_no_rare_and_large_loss(chance: float, loss: float) -> None:
-    draw = np.random.default_rng(1)
-    lost = draw.random((RUNS, LENGTH)) < chance
-    numbers = np.where(lost, -loss, draw.uniform(0.5, 1.5, lost.shape))
-    assert np.mean([passes(row, loss) for row in numbers]) <= binom.ppf(0.999, RUNS, 0.01) / RUNS
-
-
-def test_what_is_special_about_a_session_counts_once() -> None:
-    draw = np.random.default_rng(2)
-    effects = draw.normal(0.0, 0.4, (RUNS, 2 * LENGTH // 8)).repeat(8, axis=1)
-    numbers = np.clip(effects + draw.normal(size=effects.shape), -12.0, 12.0)
-    passed = [passes(row, 12.0, each=8) for row in numbers]
-    assert np.mean(passed) <= binom.ppf(0.999, RUNS, 0.01) / RUNS
-
-
-@pytest.mark.parametrize(("advantage", "within"), [(0.5, 120), (1.0, 60)])
-def test_an_advantage_is_found_the_sooner_the_larger_it_is(advantage: float, within: int) -> None:
-    draw = np.random.default_rng(3)
-    found = [passes(row, 4.0) for row in draw.normal(advantage, 1.0, (50, within))]
-    assert np.mean(found) >= 0.5
-
-
-def taken(numbers: Iterable[float], restarts: bool = False) -> Bets:
-    bets = Bets(restarts)
-    for number in numbers:
-        bets.take(number, 4.0)
-    return bets
-
-
-def test_a_long_bad_stretch_hides_nothing_from_bets_that_restart() -> None:
-    numbers = [*np.random.default_rng(4).normal(-1.0, 1.0, 2_000), *[1.0] * 60]
-    assert taken(numbers).evidence < math.log(100.0) < taken(numbers, restarts=True).evidence
-
-
-@given(st.floats(1e-6, 1e6), st.lists(st.floats(-1e6, 1e6), max_size=30))
-def test_the_unit_of_the_numbers_changes_nothing(unit: float, numbers: list[float]) -> None:
-    one, other = Bets(), Bets()
-    for number in numbers:
-        one.take(number, abs(number))
-        other.take(number * unit, abs(number) * unit)
-    assert math.isclose(one.evidence, other.evidence, abs_tol=1e-6)
-
 
 BLOCK = 8
 
@@ -109,7 +37,7 @@ def test_every_row_is_in_one_cluster_or_waits(sessions: list[int]) -> None:
     found = Clusters(2)
     closed = fed(found, sessions)
     whole = len(sessions)
-    waiting = sum(rows for _, rows, _ in found.open.values())
+    waiting = sum(rows for _, _, rows, _ in found.open.values())
     assert sum(c.rows for c in closed) + waiting == whole
     assert all(c.sums[0] == c.rows for c in closed)
     assert max((c.rows for c in closed), default=0) < CAP + BLOCK
@@ -122,7 +50,15 @@ def test_a_silent_session_is_over_and_the_next_draft_of_it_begins_another() -> N
     assert [c.rows for c in closed if c.rows == 5] == [5]
     again = fed(found, [7] * 3 + [2_000 + n // CAP for n in range(10 * CAP)])
     (later,) = [c for c in again if c.rows == 3]
-    assert later.born == 0, "what was learned since then may have been learned from this session"
+    assert later.unseen == 0, "what was learned since then may have been learned from this session"
+
+
+def test_a_session_that_is_held_out_judges_what_was_learned_while_it_goes_on() -> None:
+    for session in (HELD_OUT * 2, HELD_OUT * 2 + 1):
+        found = Clusters(2)
+        closed = fed(found, [session] * (3 * CAP))
+        began = [0, CAP, 2 * CAP] if is_held_out(session) else [0, 0, 0]
+        assert [c.unseen for c in closed] == began and len({c.session for c in closed}) == 1
 
 
 def test_a_session_waits_the_longer_the_more_are_under_way() -> None:
@@ -153,7 +89,7 @@ def test_a_session_that_drafts_in_every_step_says_nothing_of_how_long_others_wai
 
 def test_one_endless_session_is_born_anew() -> None:
     closed = fed(Clusters(2), [3] * (3 * clusters.LONG))
-    assert len(Counter(c.born for c in closed)) == 3
+    assert len(Counter(c.unseen for c in closed)) == 3
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,15 +101,40 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def alarms_of(detector: Detector, numbers: np.ndarray) -> list[Alarm]:
-    return [alarm for row, cluster in enumerate(numbers) for alarm in detector.take([cluster], row)]
+    return [
+        alarm for row, cluster in enumerate(numbers) for alarm in detector.update([cluster], row)
+    ]
 
 
 def stream(draw: np.random.Generator, cache: float, model: float, n: int) -> np.ndarray:
     return draw.normal((cache, model), 1.0, (n, 2))
 
 
-def test_a_careful_learner_that_is_the_better_raises_nothing() -> None:
-    assert alarms_of(Detector(), stream(np.random.default_rng(1), -0.1, -0.1, 5_000)) == []
+def test_a_slow_network_that_is_better_raises_hardly_an_alarm() -> None:
+    """An alarm seats a challenger and costs no more than that: it may be as light as this."""
+    found = alarms_of(Detector(), stream(np.random.default_rng(1), -0.1, -0.1, 5_000))
+    assert len(found) <= 5
+
+
+def test_the_test_is_rivers_whatever_was_written_and_read_between() -> None:
+    """Its state goes through a checkpoint after every number."""
+    draw = np.random.default_rng(7)
+    raised = 0
+    for shift in (0.0, 0.6, -0.5, 1.0, 1.5, 2.0, 3.0):
+        numbers = np.concatenate([draw.normal(0.0, 1.0, 200), draw.normal(shift, 1.0, 200)])
+        watch, test = Watch(), PageHinkley(FEWEST, SLACK, RISE, alpha=1.0, mode="up")
+        test._min_increase = 0.0  # a rise that begins with the first number counts whole
+        for number in numbers.tolist():
+            scale, settled = watch.scale, watch.count >= SETTLING
+            watch = checkpoint.made(Watch, checkpoint.unpack(checkpoint.pack(vars(watch))))
+            alarm = watch.update(number)
+            if settled:
+                test.update(min(max(number / scale, -1.0), 1.0))
+                assert alarm == test.drift_detected
+            if alarm:
+                raised += 1
+                break
+    assert raised >= 3
 
 
 def test_a_change_is_found_in_its_own_stream() -> None:
@@ -193,10 +154,11 @@ def drafted(chances: list[float], seed: int) -> list[Alarm]:
     alarms = []
     for row, chance in enumerate(chances):
         block.model_accepted[:] = np.minimum(draw.geometric(1.0 - chance, 16) - 1, 3)
-        found = faced(block)
-        sums = beyond(np.zeros(16), detector.drafter.weigh(found), found.tried).sum(axis=0)
+        found = labels_of(block)
+        advantages = detector.drafter.update(found)
+        sums = beyond(np.zeros(16), advantages, found.model_tried).sum(axis=0)
         assert np.isfinite(sums).all()
-        alarms += detector.take([np.array([0.0, sums[1]])], row)
+        alarms += detector.update([np.array([0.0, sums[1]])], row)
     return alarms
 
 
@@ -217,4 +179,4 @@ def test_a_drafter_that_never_or_always_fits_has_a_finite_word() -> None:
 def test_clusters_without_a_model_draft_say_nothing_of_it() -> None:
     detector = Detector()
     alarms_of(detector, np.stack([np.ones(100), np.zeros(100)], axis=1))
-    assert detector.watches["model"].taken == 0
+    assert detector.watches["model"].count == 0

@@ -42,7 +42,7 @@ def test_each_request_keeps_its_value_for_all_its_tokens(
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5, 11])
 @pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-def test_log_probabilities_of_some_tokens_at_a_time_are_those_of_all(
+def test_chunked_logprobs_equal_those_of_all_rows_at_once(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     from vllm.v1.sample.rejection_sampler import RejectionSampler
@@ -76,24 +76,25 @@ def test_log_probabilities_of_some_tokens_at_a_time_are_those_of_all(
     given = (sampler, 2, metadata, logits, logits[target] * 2, logits[bonus] * 3, ids)
     whole = get(*given)
     monkeypatch.setattr(sampling, "CHUNK_BYTES", 4 * COPIES * vocabulary * at_once)
-    pieces = in_chunks(get)(*given)
+    pieces = in_chunks(get, *given)
     assert max(asked[1:]) <= at_once and sum(asked[1:]) == len(logits)
     for one, other in zip(pieces[:3], whole[:3], strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape
         assert torch.equal(one[own.flatten()], other[own.flatten()])
 
 
-def test_a_seeded_request_whose_prompt_is_read_in_parts_ends_nothing() -> None:
+def test_a_seeded_request_with_chunked_prefill_ends_nothing() -> None:
     def bookkeeping(runner: Any) -> str:
         for generator in runner.input_batch.generators.values():  # as vLLM winds it back
             generator.set_offset(generator.get_offset() - 4)
         return "kept"
 
     generators = {3: torch.Generator("cpu").manual_seed(7)}
-    runner = SimpleNamespace(input_batch=SimpleNamespace(generators=generators))
+    batch = SimpleNamespace(generators=generators)
+    runner = SimpleNamespace(input_batch=batch, device=torch.device("cpu"))
     with pytest.raises(RuntimeError, match="offset"):
         bookkeeping(runner)
-    assert without_generators(bookkeeping)(runner) == "kept"
+    assert without_generators(bookkeeping, runner) == "kept"
     assert runner.input_batch.generators is generators
 
 
@@ -104,7 +105,7 @@ KINDS = {"presence": (1, 0, 0), "frequency": (0, 1, 0), "repetition": (0, 0, 1),
 @pytest.mark.parametrize("penalised", [(0, 1, 0, 0, 0, 0), (0, 1, 0, 1, 0, 1), (1,) * 6])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-def test_penalties_are_vllms_own_and_touch_a_few_rows_of_penalised_requests_at_a_time(
+def test_penalties_equal_vllms_and_touch_rows_of_penalised_requests_in_chunks(
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
     penalised: tuple[int, ...],
@@ -163,7 +164,7 @@ TOKENS = st.lists(st.integers(-1, 2), max_size=5)
         max_size=4,
     ),
 )
-def test_bad_words_are_found_in_what_is_made_where_it_is_looked_at(
+def test_bad_words_are_found_in_lists_built_on_access(
     texts: list[tuple[list[int], list[int]]], words: dict[int, list[list[int]]]
 ) -> None:
     from vllm.v1.sample.ops.bad_words import apply_bad_words_with_drafts
@@ -184,7 +185,7 @@ def test_bad_words_are_found_in_what_is_made_where_it_is_looked_at(
 @pytest.mark.parametrize("with_p", [True, False])
 @pytest.mark.parametrize("at_once", [1, 2, 9])
 @pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-def test_top_k_and_top_p_are_vllms_own_and_sort_a_few_rows_that_ask_at_a_time(
+def test_top_k_and_top_p_equal_vllms_and_sort_limited_rows_in_chunks(
     monkeypatch: pytest.MonkeyPatch, at_once: int, with_p: bool, with_k: bool
 ) -> None:
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
@@ -202,7 +203,7 @@ def test_top_k_and_top_p_are_vllms_own_and_sort_a_few_rows_that_ask_at_a_time(
         return out
 
     monkeypatch.setattr(sampling, "CHUNK_BYTES", 4 * vocabulary * SORTED_ROW_COPIES * at_once)
-    ours = only_where_asked(apply)(logits.clone(), *limits)
+    ours = only_where_asked(apply, logits.clone(), *limits)
     theirs = apply_top_k_top_p_pytorch(logits.clone(), *limits, allow_cpu_sync=True)
     assert torch.equal(ours, theirs)
     asked = (with_k & (k < vocabulary)) | (with_p & (p < 1))

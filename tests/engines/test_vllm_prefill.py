@@ -9,55 +9,57 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from decoder.contracts.bundle import Policy
 from decoder.core.choice import Chosen, Step
-from decoder.engines.vllm.v1.prefill_budget import LIMIT, PrefillBudget
+from decoder.core.guards.prefill_budget import LIMIT, PrefillBudget
+from decoder.engines.vllm.v1.drafter import Piece
 from decoder.policy.rule import NONE
 from tests.decoder.simulated import model_alone
 from tests.engines.configs import config
-from tests.engines.scheduled import VOCABULARY, Scheduled
+from tests.engines.scheduled import VOCABULARY, WIDTH, Scheduled
 from tests.engines.test_vllm_adapter import engine, is_whole, serve
 
 PLAIN_US = 30_000.0
 
 
-def after(reading: PrefillBudget, steps: int, tokens: int, worth_us: float) -> bool:
+def after(budget: PrefillBudget, steps: int, tokens: int, worth_us: float) -> bool:
     for _ in range(steps):
-        reading.observe(tokens, 1_000.0, worth_us, PLAIN_US)
-    return reading.allows
+        budget.observe(tokens, 1_000.0, worth_us, PLAIN_US)
+    return budget.allows
 
 
-def test_it_reads_while_its_drafts_are_worth_more_than_that_takes() -> None:
-    reading = PrefillBudget(28, 1)
-    assert after(reading, 1, 2_000, 0.0), "a prompt is paid for at once, its drafts come after it"
-    assert after(reading, 500, 100, 5_500.0)
-    assert not after(reading, 500, 100, 4_500.0)
-    assert after(reading, 500, 100, 5_500.0), "not overdrawn for ever"
+def test_prefill_is_allowed_while_drafts_save_more_than_it_costs() -> None:
+    budget = PrefillBudget(28, 1)
+    assert after(budget, 1, 2_000, 0.0), "a prompt is paid for at once, its drafts come after it"
+    assert after(budget, 500, 100, 5_500.0)
+    assert not after(budget, 500, 100, 4_500.0)
+    assert after(budget, 500, 100, 5_500.0), "not overdrawn for ever"
 
 
-def test_no_more_is_saved_or_owed_than_a_few_steps() -> None:
-    reading = PrefillBudget(28, 1)
-    after(reading, 1_000, 1, 5_000.0)
+def test_the_balance_is_bounded_by_a_few_steps() -> None:
+    budget = PrefillBudget(28, 1)
+    after(budget, 1_000, 1, 5_000.0)
     steps = math.ceil(LIMIT * PLAIN_US / 5_000.0)
-    assert after(reading, steps - 1, 100, 0.0) and not after(reading, 2, 100, 0.0)
-    after(reading, 1_000, 100, 0.0)
-    assert not after(reading, steps - 1, 0, 5_000.0) and after(reading, 2, 0, 5_000.0)
+    assert after(budget, steps - 1, 100, 0.0) and not after(budget, 2, 100, 0.0)
+    after(budget, 1_000, 100, 0.0)
+    assert not after(budget, steps - 1, 0, 5_000.0) and after(budget, 2, 0, 5_000.0)
 
 
-def test_a_policy_that_weighs_no_model_drafts_has_them_read() -> None:
-    reading = PrefillBudget(28, 1)
-    assert not after(reading, 1_000, 100, 0.0)
-    assert after(reading, 1, 100_000, math.inf) and after(reading, 3, 100, math.inf)
+def test_prefill_is_allowed_where_the_policy_does_not_price_model_drafts() -> None:
+    budget = PrefillBudget(28, 1)
+    assert not after(budget, 1_000, 100, 0.0)
+    assert after(budget, 1, 100_000, math.inf) and after(budget, 3, 100, math.inf)
 
 
 @pytest.mark.filterwarnings("ignore")  # of what vLLM imports
 @pytest.mark.parametrize("blocks", [400, 110])
-def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(blocks: int) -> None:
+def test_while_prefill_does_not_pay_most_new_requests_are_skipped(blocks: int) -> None:
     """With as few blocks requests are preempted, and begin anew."""
-    e = engine(config(), reading=PrefillBudget(1, 70), blocks=blocks)
-    late, choose = e.adapter.late, e.worker.router.choose
-    assert late is not None
+    e = engine(config(), budget=PrefillBudget(1, 70), blocks=blocks)
+    deferred, choose = e.adapter.deferred, e.worker.router.choose
+    assert deferred is not None
     drafted, skipped = set[str](), set[str]()
 
     def noting(report: Any) -> Any:
@@ -65,7 +67,7 @@ def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(bloc
         asking = {n for n, d in zip(report.names, decisions, strict=True) if d.arm == "model"}
         assert not asking & report.unable
         drafted.update(asking)
-        skipped.update(late.skipped)
+        skipped.update(deferred.coverage.skipped)
         return decisions
 
     e.worker.router.choose = noting  # type: ignore[method-assign,assignment]
@@ -73,7 +75,8 @@ def test_while_reading_does_not_pay_most_that_begins_has_cache_drafts_alone(bloc
     is_whole(e)
     assert len(skipped) > 15 and drafted and e.drafter.passes
     assert bool(e.preemptions) == (blocks == 110)
-    assert not late.unread and not late._pieces and len(late._met) <= 4
+    assert not deferred.deferred and not deferred._pieces
+    assert len(deferred.coverage._admitted) <= 4
 
 
 class Late(PrefillBudget):
@@ -99,8 +102,8 @@ def alike(name: str) -> Sequence[int]:
 def wherever_it_can(policy: Policy, step: Step) -> Chosen:
     """A model draft of each request that can have one."""
     chosen = model_alone(3)(policy, step)
-    for name, value in (("wanted", NONE), ("length", 0)):
-        step.candidates[name][step.unable] = value
+    for name, value in (("policy_arm", NONE), ("length", 0)):
+        step.candidates[name][step.candidates["unable"] > 0] = value
     return chosen
 
 
@@ -113,8 +116,8 @@ class Serves:
 
     def __init__(self, blocks: int = 2_000, tokens: int = 16) -> None:
         self.account = Late(14, 1)
-        self.e = Scheduled(config(tokens=tokens), alike, reading=self.account, blocks=blocks)
-        self.e.worker.router._rule = wherever_it_can
+        self.e = Scheduled(config(tokens=tokens), alike, budget=self.account, blocks=blocks)
+        self.e.worker.router.rule = wherever_it_can
         self.e.worker.router.interleaver = None
         self.drafted, self.blind = list[str](), set[str]()
         drafted = self.e.worker.router.drafted
@@ -150,7 +153,7 @@ class Serves:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_what_many_begin_with_is_read_though_reading_does_not_pay(at_once: int) -> None:
+def test_a_shared_prefix_is_prefilled_though_prefill_does_not_pay(at_once: int) -> None:
     s = Serves()
     assert 0 < s.serve(0, 40, at_once) < 20
     s.account.open = True
@@ -158,7 +161,7 @@ def test_what_many_begin_with_is_read_though_reading_does_not_pay(at_once: int) 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_nothing_is_drafted_over_what_was_never_read() -> None:
+def test_no_model_draft_follows_blocks_without_prefill() -> None:
     """A start that nobody had in common before is not read; those that have it later know."""
     s = Serves()
     s.serve(100, 140)
@@ -171,7 +174,7 @@ def test_nothing_is_drafted_over_what_was_never_read() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("wanted", [True, False])
-def test_requests_that_go_on_after_a_preemption_draft_over_what_was_read(wanted: bool) -> None:
+def test_resumed_requests_draft_only_after_prefilled_blocks(wanted: bool) -> None:
     s = Serves(blocks=100)
     s.account.open = wanted
     s.serve(0, 30, at_once=6, most=100)
@@ -179,20 +182,20 @@ def test_requests_that_go_on_after_a_preemption_draft_over_what_was_read(wanted:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_a_failing_drafter_missed_is_not_drafted_over() -> None:
+def test_requests_that_a_failing_drafter_missed_get_no_model_drafts() -> None:
     s = Serves()
     s.account.open = True
     s.serve(0, 4)
-    late, broken = s.e.adapter.late, [True]
-    assert late is not None
-    propose = late._propose
+    deferred, broken = s.e.adapter.deferred, [True]
+    assert deferred is not None
+    propose = deferred._propose
 
     def failing(**arguments: Any) -> Any:
         if broken[0]:
             raise RuntimeError("a kernel that is not there")
         return propose(**arguments)
 
-    late._propose = failing
+    deferred._propose = failing
     for name in range(300, 304):
         s.e.ask(str(name), 84, 100)
     s.e.run(10)
@@ -200,3 +203,24 @@ def test_what_a_failing_drafter_missed_is_not_drafted_over() -> None:
     s.e.run(20)
     assert not {"300", "301", "302", "303"} & set(s.drafted)
     assert s.serve(4, 8) == 4 and not s.blind, "what others said before counts as read"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_failing_prefill_of_an_ended_request_loses_no_blocks_of_the_step() -> None:
+    """Else the next request with the same prefix would count as prefilled."""
+    s = Serves()
+    s.e.ask("1", 84, 100)
+    s.e.run(3)
+    deferred = s.e.adapter.deferred
+    assert deferred is not None and "1" in deferred.coverage._blocks
+
+    def failing(**arguments: Any) -> Any:
+        raise RuntimeError("a kernel that is not there")
+
+    deferred._propose = failing
+    deferred._pieces = {"1": [Piece(torch.zeros(1), torch.zeros(1, WIDTH), 0, 1, 90)]}
+    deferred._rows = {"1": (torch.zeros(512, dtype=torch.int32), torch.tensor(0))}
+    s.e.abort("1")
+    s.e.ask("2", 84, 100)
+    s.e.run(1)
+    assert s.e.worker.faults and set(deferred.coverage._blocks) == {"2"}

@@ -1,0 +1,246 @@
+"""Sliding windows of text with hash chains (as in LZ77 compressors) over the last 1, 2 or 3 tokens.
+
+A window is a ring of pages that keeps the newest text of a request, or of the outputs of a key. A
+*position* numbers a token among all that its window ever had. Each position links to the previous
+one that ends in the same 1, 2 or 3 tokens (``ORDERS``). A link to a position before the window's
+``first`` is dead.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.compiled import Int32Array, Int32Matrix, Int64Array, compiled, entry_point
+
+ORDERS: Final = (1, 2, 3)
+"""Tokens shared by all positions of a chain."""
+BITS: Final = 7
+PAGE: Final = 1 << BITS
+"""Positions that belong to one text."""
+BUCKET: Final = 4
+"""Slots of a window for each bucket of an order."""
+END: Final = -1
+"""Token between unrelated texts."""
+WINDOW: Final = np.dtype(
+    [
+        ("begin", "i8"),  # its first slot in the pool
+        ("mask", "i8"),  # its number of slots, a power of two, - 1
+        ("first", "i8"),  # oldest position kept; page 0 is never used
+        ("end", "i8"),  # position of the next page
+        ("grow_at", "i8"),  # pages do not reach behind it before Python had a chance to grow it
+        ("last", "i8"),  # newest token: of a request's text, or of a key's output that ended last
+        ("users", "i8"),  # active requests of a key
+        # the window of a request only
+        ("own", "i8"),  # 1
+        ("linked", "i8"),  # positions up to it are in the chains
+        ("shared", "i8"),  # window of its key, 0 for none
+        ("output", "i8"),  # its newest token in there, 0 for none
+    ],
+    align=True,
+)
+
+
+class Pool(NamedTuple):
+    """The memory of all windows; window 0 is "none".
+
+    The token at a position lies in slot ``begin + (position & mask)``.
+    """
+
+    text: Int32Array  # [slots]
+    chains: Int32Matrix  # [slots, orders], previous position
+    heads: Int32Matrix  # [slots / BUCKET, orders], newest position of a bucket
+    before: Int32Array  # [pages], last position of the text's previous page, or 0
+    after: Int32Array  # [pages], first position of its next page, or 0
+    windows: Annotated[NDArray[Any], WINDOW]
+    lost: Int64Array  # [2], overwritten pages of keys' outputs and of requests' own text
+
+
+def new_pool(pages: int, windows: int) -> Pool:
+    """An empty, zeroed pool: the system allocates memory lazily, on the first write."""
+    slots, orders = pages * PAGE, len(ORDERS)
+    return Pool(
+        np.zeros(slots, np.int32), np.zeros((slots, orders), np.int32),
+        np.zeros((slots // BUCKET, orders), np.int32), np.zeros(pages, np.int32),
+        np.zeros(pages, np.int32), np.zeros(windows, WINDOW), np.zeros(2, np.int64),
+    )  # fmt: skip
+
+
+@compiled
+def mixed(state: int, token: int) -> int:
+    """32-bit hash ``state``, updated with one token."""
+    state = ((state ^ token) * 0x2C1B3C6D) & 0xFFFFFFFF
+    return state ^ (state >> 15)
+
+
+@compiled
+def bucket_of(window: Any, state: int) -> int:
+    """Row of ``heads`` for the hash ``state`` of tokens."""
+    return int((window["begin"] + (state & window["mask"])) // BUCKET)
+
+
+@compiled
+def slot_of(window: Any, position: int) -> int:
+    """Slot of a position."""
+    return int(window["begin"] + (position & window["mask"]))
+
+
+@compiled
+def before(pool: Pool, window: Any, position: int) -> int:
+    """Previous position of the text, or 0."""
+    if position & (PAGE - 1):
+        return position - 1
+    found = int(pool.before[slot_of(window, position) >> BITS])
+    return found if found >= window["first"] else 0
+
+
+@compiled
+def after(pool: Pool, window: Any, position: int) -> int:
+    """Next position of the text, or 0."""
+    if (position + 1) & (PAGE - 1):
+        return position + 1
+    found = int(pool.after[slot_of(window, position) >> BITS])
+    return found if found >= window["first"] else 0
+
+
+@entry_point
+def discard(pool: Pool, index: int, first: int) -> None:
+    """Forget a window's positions before ``first``. Mutates."""
+    window = pool.windows[index]
+    if first > window["first"]:
+        pool.lost[window["own"]] += (first - window["first"]) >> BITS
+        window["first"] = first
+
+
+@compiled
+def open_page(pool: Pool, index: int, last: int) -> int:
+    """Open a page that continues the text whose newest token is ``last``, if that is still there;
+    its first position. Mutates."""
+    window = pool.windows[index]
+    position = window["end"]
+    window["end"] = position + PAGE
+    discard(pool, index, window["end"] - window["mask"] - 1)
+    slot = slot_of(window, position)
+    pool.text[slot : slot + PAGE] = END
+    pool.before[slot >> BITS], pool.after[slot >> BITS] = 0, 0
+    if last >= window["first"]:
+        pool.before[slot >> BITS] = last
+        pool.after[slot_of(window, last) >> BITS] = position
+    return int(position)
+
+
+@compiled
+def link(pool: Pool, index: int, position: int) -> None:
+    """Add a position to the chains of its window. Mutates."""
+    window, back, state, order = pool.windows[index], position, 0, 0
+    for tokens in range(1, ORDERS[-1] + 1):
+        state = mixed(state, int(pool.text[slot_of(window, back)]) if back > 0 else END)
+        back = before(pool, window, back) if back > 0 else 0
+        if tokens == ORDERS[order]:
+            bucket = bucket_of(window, state)
+            pool.chains[slot_of(window, position), order] = pool.heads[bucket, order]
+            pool.heads[bucket, order] = position
+            order += 1
+
+
+@entry_point
+def write(pool: Pool, index: int, last: int, tokens: Int32Array, links: bool) -> int:
+    """Append int32 ``tokens`` [n] to a text of a window, over its oldest pages. Mutates.
+
+    Args:
+        last: position of the text's newest token; 0, or one that is lost, begins a text.
+        links: whether look-ups find the tokens at once.
+
+    Returns:
+        position of the last one.
+    """
+    window = pool.windows[index]
+    for i in range(len(tokens)):
+        position = last + 1
+        if last < window["first"] or position & (PAGE - 1) == 0:
+            position = open_page(pool, index, last)
+        pool.text[slot_of(window, position)] = tokens[i]
+        if links:
+            link(pool, index, position)
+        last = position
+    return last
+
+
+@entry_point
+def link_waiting(pool: Pool, index: int, most: int) -> int:
+    """Add up to ``most`` positions of a request's text to the chains; their number. Mutates."""
+    window = pool.windows[index]
+    begin = max(window["linked"] + 1, window["first"])
+    end = min(window["last"] + 1, begin + most)
+    for position in range(begin, end):
+        link(pool, index, position)
+    window["linked"] = max(window["linked"], end - 1)
+    return int(max(end - begin, 0))
+
+
+@entry_point
+def has_room(pool: Pool, index: int, last: int, count: int) -> bool:
+    """Whether ``count`` more tokens of a text may be written before Python had a chance to grow its
+    window."""
+    window = pool.windows[index]
+    filled = (last if last >= window["first"] else -1) & (PAGE - 1)
+    pages = (filled + count) >> BITS
+    return bool(pages == 0 or window["end"] + pages * PAGE <= window["grow_at"])
+
+
+@compiled
+def fits(pool: Pool, index: int, count: int) -> bool:
+    """Whether :func:`extend` may append ``count`` tokens of a request."""
+    window = pool.windows[index]
+    if not has_room(pool, index, window["last"], count):
+        return False
+    shared = window["shared"]
+    return shared == 0 or has_room(pool, shared, window["output"], count + 1)
+
+
+@entry_point
+def extend(pool: Pool, index: int, tokens: Int32Array) -> None:
+    """Append committed tokens to a request's text and to its key's outputs. Mutates.
+
+    Behind a prompt that is not linked yet they wait for :func:`link_waiting`.
+    """
+    window = pool.windows[index]
+    links = window["linked"] == window["last"]
+    window["last"] = write(pool, index, window["last"], tokens, links)
+    if links:
+        window["linked"] = window["last"]
+    number = window["shared"]
+    if number == 0:
+        return
+    shared = pool.windows[number]
+    if window["output"] < shared["first"]:  # it begins, in the page of the one that ended last
+        last, shared["last"] = shared["last"], 0
+        window["output"] = write(pool, number, last, np.array([END], np.int32), True)
+    window["output"] = write(pool, number, window["output"], tokens, True)
+
+
+@entry_point
+def move(pool: Pool, index: int, begin: int, slots: int) -> None:
+    """Move a window to a free block of ``slots`` slots, or to the first half of its own. Mutates.
+
+    When a bucket is split, its newest position is copied to both halves. Their chains share the old
+    positions; look-ups skip those of the other one. Of two that are joined the newer chain is kept.
+    """
+    window, heads, orders = pool.windows[index], pool.heads, range(len(ORDERS))
+    discard(pool, index, window["end"] - slots)
+    old, old_mask, mask = window["begin"], window["mask"], slots - 1
+    for position in range(window["first"], window["end"]):
+        source, target = old + (position & old_mask), begin + (position & mask)
+        pool.text[target] = pool.text[source]
+        for order in orders:
+            pool.chains[target, order] = pool.chains[source, order]
+        pool.before[target >> BITS] = pool.before[source >> BITS]
+        pool.after[target >> BITS] = pool.after[source >> BITS]
+    for at in range(0, max(slots, old_mask + 1), BUCKET):
+        source, target = (old + (at & old_mask)) // BUCKET, (begin + (at & mask)) // BUCKET
+        for order in orders:
+            newest = heads[source, order]
+            heads[target, order] = newest if at < slots else max(newest, heads[target, order])
+    window["begin"], window["mask"], window["grow_at"] = begin, mask, window["first"] + slots

@@ -1,0 +1,121 @@
+"""Accepted length and calibration error by workload, followed on the topic by ADWIN.
+
+ADWIN (Bifet and Gavalda 2007) keeps a window that it cuts where the means of its halves differ:
+what it holds is the workload as it is now, and a cut is a change. Drafts of one request in one
+record are one number, their mean, since they are correlated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from river.drift import ADWIN
+
+from decoder.contracts.errors import EventRefused
+from decoder.contracts.events import EventBatch, decode_batch
+from decoder.contracts.settings import KafkaSettings
+from decoder.contracts.topics import DRAFTS
+from pipelines.telemetry.reading import reading, records, spans
+
+DELTA: Final = 0.002
+"""Significance of a cut: river's."""
+WORKLOADS: Final = 200
+"""Workloads followed by name; anybody may make names up, and later ones are one: ``others``."""
+OTHERS: Final = "(others)"
+LOOK_SECONDS: Final = 1.0
+MEASURES: Final = {"accepted": "accepted length", "calibration": "calibration error"}
+"""Tokens of a draft, and tokens expected of it less those accepted."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The mean of ``measure``, in tokens, was ``before`` and is ``now``, of the drafts until
+    ``time`` (seconds since the epoch)."""
+
+    workload: str
+    measure: str
+    before: float
+    now: float
+    time: float
+
+    def __str__(self) -> str:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.time))
+        name = self.workload or "(no workload)"
+        return f"{at} {name}: {MEASURES[self.measure]} {self.before:.2f} -> {self.now:.2f} tokens"
+
+
+@dataclass
+class Followed:
+    """What is known of the workloads by now; ``refused`` counts records that keep no contract."""
+
+    drafts: dict[str, int] = field(default_factory=dict)
+    refused: int = 0
+    _windows: dict[tuple[str, str], ADWIN] = field(default_factory=dict)
+
+    def update(self, batch: EventBatch) -> list[Change]:
+        """Take in the complete labels of a record; what changed by them. Mutates."""
+        numbers = batch.numbers
+        whole = ~np.array(list(map(bool, batch.names["censored"]))) & (numbers["draft_len"] > 0)
+        values = {
+            "accepted": numbers["accepted"].astype(np.float64),
+            "calibration": numbers["predicted"].astype(np.float64) - numbers["accepted"],
+        }
+        requests: dict[tuple[str, str], list[int]] = {}
+        for row in np.flatnonzero(whole).tolist():
+            key = batch.names["workload"][row], batch.names["request"][row]
+            requests.setdefault(key, []).append(row)
+        changes, at = [], float(numbers["time"].max())
+        for (named, _), rows in requests.items():
+            known = named in self.drafts or len(self.drafts) < WORKLOADS
+            workload = named if known else OTHERS
+            self.drafts[workload] = self.drafts.get(workload, 0) + len(rows)
+            for measure, column in values.items():
+                window = self._windows.setdefault((workload, measure), ADWIN(DELTA))
+                before = window.estimation
+                window.update(float(column[rows].mean()))
+                if window.drift_detected:
+                    changes.append(Change(workload, measure, before, window.estimation, at))
+        return changes
+
+    def summary(self) -> dict[str, Any]:
+        """By workload its drafts, and the means of both measures as they are now; plain JSON."""
+        now = {key: window.estimation for key, window in self._windows.items()}
+        workloads = {
+            name: {"drafts": n, **{measure: now[name, measure] for measure in MEASURES}}
+            for name, n in self.drafts.items()
+        }
+        return {"workloads": workloads, "refused": self.refused}
+
+
+def follow(kafka: KafkaSettings, followed: Followed, *, past: bool, on: bool) -> Iterator[Change]:
+    """Changes as they are found.
+
+    Args:
+        past: begin with what lies on the topic, and not at its end.
+        on: go on with what comes, until the reader is closed.
+
+    Raises:
+        BrokerError: the broker is away.
+    """
+    with reading(kafka, "watch") as consumer:
+        lying = spans(consumer, DRAFTS)
+        reached = {p: span.start if past else span.stop for p, span in lying.items()}
+        while True:
+            wanted = {
+                p: range(max(span.start, reached.get(p, span.start)), span.stop)
+                for p, span in spans(consumer, DRAFTS).items()
+            }
+            for fetched in records(consumer, DRAFTS, wanted):
+                for record in fetched:
+                    try:
+                        yield from followed.update(decode_batch(record.value or b""))
+                    except EventRefused:
+                        followed.refused += 1
+            reached = {p: span.stop for p, span in wanted.items()}
+            if not on:
+                return
+            time.sleep(LOOK_SECONDS)
