@@ -25,7 +25,6 @@ from decoder.contracts.status import SideSums, WorkerStatus
 from decoder.contracts.trials import MODEL
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
-from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.experiment.interleaver import Interleaver
@@ -81,7 +80,7 @@ class Worker:
         )
 
     def _policy_fields(self) -> dict[str, Any]:
-        policy, admission, floor = self.router.policy, self.admission, self.router.floor
+        policy, admission, floor = self.router.policy, self.admission, self.router.controller.floor
         return {
             "policy_version": policy.version,
             "publication": policy.publication,
@@ -94,14 +93,18 @@ class Worker:
             "swap_ms_max": admission.swap_ms_max,
             "refusals": dict(admission.refusals),
             "ignored": dict(admission.ignored),
-            "fallback": "" if floor is None or floor.in_force == "policy" else floor.in_force,
-            "fallbacks": floor.falls if floor is not None else 0,
-            "advantage": floor.advantage if floor is not None else 1.0,
+            "fallback": "" if floor.serving == "policy" else floor.serving,
+            "fallbacks": floor.fallbacks,
+            "advantage": floor.advantage,
         }
 
     def _cost_fields(self) -> dict[str, Any]:
         """Times of steps and of this plugin, and memory of the suffix cache."""
-        counters, cache = self.router.counters, self.router.cache
+        counters, cache, controller = (
+            self.router.counters,
+            self.router.cache,
+            self.router.controller,
+        )
         costs = self.router.costs.table
         return {
             "setup": costs.setup,
@@ -110,8 +113,8 @@ class Worker:
             "choose_us_p50": _median(counters.choose_us),
             "own_us_p50": _median(counters.own_us),
             "exposed_us_p50": _median(counters.exposed_us),
-            "probes": counters.probes,
-            "asleep": counters.asleep,
+            "probes": controller.num_probes,
+            "asleep": controller.num_paused,
             "undrafted": counters.undrafted,
             "cache_bytes": cache.held_bytes if cache else 0,
             "cache_evicted": cache.evicted if cache else 0,
@@ -258,11 +261,9 @@ def _decider(
         settings.start == "first",
     )
     router = DraftRouter(
-        SuffixCache(settings), policy, token_classes, sink, has_model,
-        model_draft_tokens=settings.model_draft_tokens,
-        costs=LiveCosts(),
-        floor=Floor(has_model) if settings.floor else None,
-        longest=longest,
-        interleaver=interleaver,
+        SuffixCache(settings), policy, token_classes, sink,
+        model_len=settings.model_draft_tokens * has_model, longest=longest,
+        guarded=settings.floor,
     )  # fmt: skip
+    router.costs, router.interleaver = LiveCosts(), interleaver
     return Worker(settings, scope, router, admission, interleaver, incarnation)

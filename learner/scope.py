@@ -17,15 +17,14 @@ from decoder.contracts.bundle import CHAMPION, MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
 from learner.checkpoint import Tree, made
 from learner.evaluation.clusters import Clusters
-from learner.evaluation.contest import AGES, CALIBRATED, COLUMNS, Challenger, Contest
+from learner.evaluation.contest import AGES, COLUMNS, RETUNED, Challenger, Contest
 from learner.evaluation.drift import STREAMS, Alarm, Detector, beyond
 from learner.evaluation.measured import NOMINAL, Costs, measure
 from learner.evaluation.skill import WINDOW, Skill, curves, skill_of
 from learner.evaluation.tune import tuned
 from learner.settings import LearnerSettings
 from learner.training import train
-from learner.training.calibration import Calibration
-from learner.training.learners import FAST, NAMES, STEPS, Learners, steps_at
+from learner.training.learners import FAST, NAMES, Learners
 from learner.training.losses import labels_of
 from learner.training.rows import HELD_OUT, Buffer, Rows, empty, joined
 
@@ -63,7 +62,6 @@ class Scope:
         self.alarms = dict.fromkeys(STREAMS, 0)
         self.buffer = Buffer(settings.buffer_events)
         self.learners = Learners()
-        self.calibration = Calibration()
         self.contest = Contest(first, first)
         self.detector = Detector()
         self._clusters = Clusters(NUMBERS)
@@ -118,7 +116,6 @@ class Scope:
         self.contest.promote(policy, self.buffer.total)
         self._won = None
         self.skill = skill_of(policy, self.buffer.recent(WINDOW), WINDOW)
-        self.calibration = Calibration()
         if policy.digest in self._offered:
             self.promotions += newer  # else it was gone back to
         elif policy.kind == self.settings.kind and self.learners.trainer:
@@ -141,15 +138,11 @@ class Scope:
         row = self.buffer.total + len(block)
         alarms = self.detector.update([cluster.sums[COLUMNS:] for cluster in closed], row)
         self.buffer.add(block)
-        kind, steps = self.settings.kind, steps_at(self.buffer)
+        kind = self.settings.kind
         if self.learners.trainer:
-            self.learners.learn(self.buffer, steps)
+            self.learners.learn(self.buffer)
         elif self.champion.kind == kind or row >= self.settings.min_events:
             self.learners.begin(kind, self.champion, self.buffer)
-        if self.champion.kind == "survival":
-            few = np.arange(0, len(block), STEPS // steps)  # as networks, at a faster pace
-            few = few[block.session[few] % HELD_OUT != 0]
-            self.calibration.update(self.champion, block.take(few), labels.take(few))
         for alarm in alarms:
             self.alarms[alarm.stream] += 1
             self.last_alarm_at = float(block.time[-1])
@@ -157,8 +150,8 @@ class Scope:
         if changed and self.learners.trainer:
             seat = self.contest.vacant()
             self._seat(0 if seat is None else seat, self._network(FAST), NAMES[FAST])
-        if changed or self.contest.free(CALIBRATED, AGES[0]):
-            self._seat(CALIBRATED, self._calibrated(), "calibrated")
+        if self.champion.kind == "payoff" and (changed or self.contest.free(RETUNED, AGES[0])):
+            self._seat(RETUNED, self.champion, "retuned")
         self._renew()
         self._decide()
         return alarms
@@ -180,14 +173,7 @@ class Scope:
         trainer, none = self.learners.trainer, self.buffer.recent(0).features
         return train.export(trainer, self.name, self.champion.threshold, none, learner)
 
-    def _calibrated(self) -> Policy | None:
-        """The champion with its log-odds moved, or its threshold retuned; None of counting."""
-        kind = self.champion.kind
-        if kind == "survival":
-            return self.calibration.of(self.champion)
-        return self.champion if kind == "payoff" else None
-
-    def _seat(self, seat: int, policy: Policy | None, origin: str) -> None:
+    def _seat(self, seat: int, policy: Policy, origin: str) -> None:
         """Let ``policy``, tuned to the costs in force, be a challenger from now on."""
         recent = self.buffer.recent(COSTED)
         drafts = recent.features[:, _DRAFT_LEN]
@@ -195,7 +181,7 @@ class Scope:
             (np.abs(recent.features) < LIKELY).all(axis=1) & (drafts >= 0) & (drafts <= MAX_DRAFT)
         )
         likely = recent.features[sound]
-        if policy is None or not len(likely):
+        if not len(likely):
             return  # a bundle is refused without a probe that may exist
         policy = policy.with_probes(likely[-BLOCK:])
         learned = recent.take(sound & (recent.session % HELD_OUT != 0))
@@ -283,7 +269,6 @@ _KEPT: Final[dict[str, Any]] = {
     "last_alarm_at": float,
     "alarms": dict[str, int],
     "learners": Learners,
-    "calibration": Calibration,
     "contest": Contest,
     "detector": Detector,
     "_clusters": Clusters,

@@ -25,12 +25,11 @@ _UNBOUNDED: Final = 1 << 40
 class Step(NamedTuple):
     """Inputs of a step's choice: candidates, their cache drafts, costs and model arm."""
 
-    candidates: NDArray[Any]  # CANDIDATE [n]: a rule fills wanted, length, expected and model
+    candidates: NDArray[Any]  # CANDIDATE [n]: a rule fills policy_arm, length, expected and model
     drafts: NDArray[Any]  # FEATURE_ROW [m], features of their cache drafts
     situation: NDArray[Any]  # SITUATION [1]
     costs: CostTable
     odds: NDArray[np.float64]  # log-odds that a model draft's token is accepted, by position
-    unable: NDArray[np.int64]  # indices of candidates for which no model draft can be made
 
     @property
     def features(self) -> FloatArray:
@@ -64,11 +63,12 @@ class Step(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """``model_len`` is the length of every model draft of the step. ``worth`` is the gain in time
-    of model drafts if all requests can have one; infinite if the policy does not estimate it."""
+    """``model_len`` is the length of every model draft of the step. ``model_gain``, in time,
+    is what model drafts gain if all requests can have one; infinite if the policy does not estimate
+    it."""
 
     model_len: int
-    worth: float = np.inf
+    model_gain: float = np.inf
 
 
 def situation_of(
@@ -99,11 +99,11 @@ def choose(policy: Policy, step: Step) -> Chosen:
     longest = step.model_len
     if not policy.use_model:
         step.situation["model_len"] = 0
-    k, worth = by_survival(
+    k, gain = by_survival(
         policy.flat, step.drafts, step.candidates, step.situation,
         step.odds, step.costs.dense,
     )  # fmt: skip
-    return Chosen(k or longest, worth)
+    return Chosen(k or longest, gain)
 
 
 def _fit(candidates: NDArray[Any], budget: int) -> None:
@@ -111,14 +111,14 @@ def _fit(candidates: NDArray[Any], budget: int) -> None:
     Mutates."""
     for candidate in candidates:
         if candidate["length"] > budget:
-            candidate["length"] = budget if candidate["wanted"] == CACHE else 0
-            candidate["wanted"] = candidate["wanted"] if candidate["length"] else NONE
+            candidate["length"] = budget if candidate["policy_arm"] == CACHE else 0
+            candidate["policy_arm"] = candidate["policy_arm"] if candidate["length"] else NONE
         budget -= int(candidate["length"])
 
 
 def _threshold(policy: Policy, step: Step) -> Chosen:
     estimated, owners, n = estimate(policy, step.features), step.owners, len(step.candidates)
-    k, unable = step.model_len if policy.use_model else 0, step.unable
+    k, unable = step.model_len * policy.use_model, np.flatnonzero(step.candidates["unable"])
     expected, lengths = np.zeros(n, np.float32), np.zeros(n, np.int32)
     expected[owners], lengths[owners] = estimated.expected, estimated.lengths
     model = np.full(n, yields_of_places(step.odds, k)[-1] if k else 0.0, np.float32)
@@ -128,6 +128,6 @@ def _threshold(policy: Policy, step: Step) -> Chosen:
     without = unable[chosen.arms[unable] == MODEL]
     chosen.arms[without], chosen.lengths[without] = NONE, 0
     candidates = step.candidates
-    candidates["wanted"], candidates["length"] = chosen.arms, chosen.lengths
+    candidates["policy_arm"], candidates["length"] = chosen.arms, chosen.lengths
     candidates["expected"], candidates["model"] = expected, model
     return Chosen(step.model_len)

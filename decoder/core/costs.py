@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from decoder.policy.pricing import FEW, MAX_TOKENS, NOMINAL, CostTable, Floats
+from decoder.policy.pricing import FEW, MAX_TOKENS, NOMINAL, CostTable, Floats, padded
 
 GRID: Final = (
     *(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256),
@@ -85,16 +85,14 @@ class LiveCosts:
         if live and not prior.drafting(1, 1):
             prior = replace(prior, draft_token_us=GUESS * prior.verify_us[0])
         self._prior = prior
-        self._measured = prior.tokens[-1]  # largest measured step, tokens
-        if self._unit or not profiled:
-            self._measured = 1
+        self._extend(prior.tokens[-1] if profiled and not self._unit else 1)
         self._own = deque[float](maxlen=PROPOSAL_WINDOW)  # proposing time a request, by step
-        self._current_size = 0  # grid index of the last step's size
-        self._state = np.zeros(len(GRID) + 1)  # log deviations: of each size, then of drafting
+        self._last = 1, 1, 0  # tokens, requests and drafted tokens of the last step
+        self._current_size = 0  # grid index of its size
+        self._mean = np.zeros(len(GRID) + 1)  # log deviations: of each size, then of drafting
         self._spread = _covariance(PACE, DEVIATION, DRAFTING)
         beyond = np.maximum(np.log2(GRID) - np.log2(self._measured), 0.0)
         self._spread[:-1, :-1] += BEYOND**2 * np.minimum(beyond[:, None], beyond[None, :])
-        self._sizes = 0, np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
         if live:
             # numba must not be imported before vLLM's worker starts (decoder.engines.vllm.plugin)
             from decoder.core.filtering import correct
@@ -116,17 +114,22 @@ class LiveCosts:
             return
         if self._unit:
             self._set_unit(us / self._prior.time(tokens))
-        expected, below, slope = self._predict(tokens, rows, drafted)
-        innovation = log(us / expected)
+        self._last = tokens, rows, drafted
+        expected, below, slope = self._predict(*self._last)
+        innovation, mean, spread = log(us / expected), self._mean, self._spread
         noise = NOISE * max(abs(innovation) / (OUTLIER * NOISE), 1.0)
-        self._correct(self._state, self._spread, _DRIFT, below, slope, innovation, noise, _LEAST)
+        spread += _DRIFT
+        self._correct(mean, spread, below, slope, innovation, noise)
+        verifying = (slope[0] * mean[below] + slope[1] * mean[below + 1]) / (slope[0] + slope[1])
+        mean[-1] = max(mean[-1], verifying + _LEAST)
         if noise > NOISE:  # the machine may have changed, or less likely the drafter
-            self._spread += innovation**2
-            self._spread[-1, -1] += (slope[2] * innovation / 2.0) ** 2
+            spread += innovation**2
+            spread[-1, -1] += (slope[2] * innovation / 2.0) ** 2
         self.steps += 1
         self._current_size = below + (slope[1] > slope[0])
         further = tokens > self._measured
-        self._measured = max(self._measured, min(tokens, MAX_TOKENS))
+        if further:
+            self._extend(min(tokens, MAX_TOKENS))
         if further or self.steps < REFRESH or self.steps % REFRESH == 0:
             self.table = self._corrected()
 
@@ -143,64 +146,66 @@ class LiveCosts:
         usual = STALL * sorted(self._own)[len(self._own) // 2]
         return sum(min(us, usual) for us in self._own) / len(self._own)
 
-    def doubt(self, tokens: int, rows: int, drafted: int) -> float:
-        """Standard deviation of the log ratio of such a step's time to a plain step's."""
+    def uncertainty(self) -> float:
+        """Standard deviation of the log ratio of the last step's time to a plain step's."""
         if not self._live:
             return 0.0
-        difference = np.zeros(len(self._state))
-        for step, sign in (((tokens, rows, drafted), 1.0), ((rows, rows, 0), -1.0)):
-            _, below, (first, second, last) = self._predict(*step)
-            difference[below] += sign * first
-            difference[below + 1] += sign * second
-            difference[-1] += sign * last
-        return sqrt(max(float(difference @ self._spread @ difference), 0.0))
+        rows, difference = self._last[1], np.zeros(len(self._mean))
+        for step, sign in ((self._last, 1.0), ((rows, rows, 0), -1.0)):
+            _, below, slope = self._predict(*step)
+            difference[[below, below + 1, -1]] += sign * np.array(slope)
+        variance = float(difference @ self._spread @ difference)
+        return sqrt(max(variance, 0.0))
 
     def _predict(
         self, tokens: int, rows: int, drafted: int
     ) -> tuple[float, int, tuple[float, float, float]]:
         """Predicted time of a step; index of the lower of two adjacent grid sizes; derivatives of
         the log time by the log deviations of both sizes and of drafting."""
-        tokens = self._prior.padded(tokens)
+        prior, mean = self._prior, self._mean
+        tokens = padded(tokens, prior.graphs)
         size = _GRID_INDEX[min(tokens, GRID[-1]) - 1]
         below = min(int(size), len(GRID) - 2)
         above = size - below
-        state = self._state
-        deviation = (1.0 - above) * float(state[below]) + above * float(state[below + 1])
-        verifying = self._prior.time(tokens) * exp(deviation)
-        drafting = self._prior.drafting(drafted, rows) * exp(state[-1])
+        deviation = (1.0 - above) * float(mean[below]) + above * float(mean[below + 1])
+        verifying = prior.time(tokens) * exp(deviation)
+        drafting = prior.drafting(drafted, rows) * exp(mean[-1])
         share = verifying / (verifying + drafting)
         slope = (1.0 - above) * share, above * share, 1.0 - share
         return verifying + drafting, below, slope
 
     def _set_unit(self, us: float) -> None:
-        prior, self._unit, self._sizes = self._prior, False, (0, *self._sizes[1:])
+        prior, self._unit = self._prior, False
         self._prior = replace(
             prior,
             verify_us=tuple(us * time for time in prior.verify_us),
             draft_token_us=us * prior.draft_token_us,
         )
 
+    def _extend(self, measured: int) -> None:
+        """Set the largest ``measured`` step, in tokens, and the sizes of corrected tables."""
+        self._measured, graphs = measured, self._prior.graphs
+        sizes = {min(padded(n, graphs), 2 * measured) for n in (*GRID, *self._prior.tokens)}
+        self._grid = np.array(sorted(sizes | {1}))
+        self._grid_index = np.interp(
+            np.log(np.minimum(self._grid, GRID[-1])), _LOG_GRID, _GRID_INDICES
+        )
+
     def _corrected(self) -> CostTable:
-        prior, here = self._prior, self._current_size
-        if self._sizes[0] != 2 * self._measured:
-            limit = 2 * self._measured
-            known = {min(prior.padded(n), limit) for n in (*GRID, *prior.tokens)} | {1}
-            grid = np.array(sorted(known))
-            grid_index = np.array(_GRID_INDEX)[np.minimum(grid, GRID[-1]) - 1]
-            self._sizes = limit, grid, grid_index, prior.verifying(grid)
-        _, grid, grid_index, plain = self._sizes
+        prior, here, grid = self._prior, self._current_size, self._grid
         spread = self._spread[:-1, :-1]
         variance = np.diag(spread) + spread[here, here] - 2.0 * spread[here]
-        optimistic = self._state[:-1] - OPTIMISM * np.sqrt(np.maximum(variance, 0.0))
-        verify = plain * np.exp(np.interp(grid_index, _GRID_INDICES, optimistic))
-        least = prior.time(GRID[here]) * exp(self._state[here])
+        optimistic = self._mean[:-1] - OPTIMISM * np.sqrt(np.maximum(variance, 0.0))
+        verify = prior.verifying(grid) * np.exp(
+            np.interp(self._grid_index, _GRID_INDICES, optimistic)
+        )
+        least = prior.time(GRID[here]) * exp(self._mean[here])
         larger = grid > max(GRID[here], FEW)
-        times = np.where(larger, np.maximum(verify, least), verify).tolist()
-        sizes = grid.tolist()
+        times, sizes = np.where(larger, np.maximum(verify, least), verify).tolist(), grid.tolist()
         if sizes[-1] < MAX_TOKENS:
             times.append(max(times) * MAX_TOKENS / sizes[-1])
             sizes.append(MAX_TOKENS)
-        drafting = exp(self._state[-1])
+        drafting = exp(self._mean[-1])
         return replace(
             prior,
             tokens=tuple(sizes),
@@ -223,9 +228,9 @@ def _covariance(pace: float, deviation: float, drafting: float) -> Floats:
 
 
 _LOG_GRID: Final = np.log(GRID)
-_GRID_INDEX: Final = np.interp(
-    np.log(np.arange(1, GRID[-1] + 1)), _LOG_GRID, np.arange(len(GRID))
-).tolist()
 _GRID_INDICES: Final = np.arange(len(GRID))
+_GRID_INDEX: Final = np.interp(
+    np.log(np.arange(1, GRID[-1] + 1)), _LOG_GRID, _GRID_INDICES
+).tolist()
 _DRIFT: Final = _covariance(PACE_DRIFT, DEVIATION_DRIFT, DEVIATION_DRIFT)
 _LEAST: Final = float(np.log(LEAST_DRAFTING))

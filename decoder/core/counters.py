@@ -29,8 +29,6 @@ class Counters:
     counts: NDArray[Any]  # of decoder.core.table.COUNTS [1]
     started: int = 0
     stopped: int = 0
-    probes: int = 0
-    asleep: int = 0  # paused steps
     left_out: Counter[str] = field(default_factory=Counter)  # requests, by reason
     choose_us: deque[float] = field(default_factory=_times)
     own_us: deque[float] = field(default_factory=_times)

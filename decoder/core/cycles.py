@@ -19,7 +19,7 @@ from decoder.compiled import (
 from decoder.contracts.fields import CYCLE as OWN
 from decoder.contracts.fields import REQUEST as NAMES
 from decoder.contracts.fields import STEP
-from decoder.core.guards.floor import FLOOR, add, lengths_worth, outcomes_of
+from decoder.core.guards.floor import FLOOR, add_cycle, cache_arm_lengths, outcomes_of
 from decoder.core.table import STEP_CHOICE, state_of
 from decoder.policy.rule import CACHE, MODEL, NONE, SITUATION
 from decoder.telemetry.ring import FULL, HEAD, SETTLED, UNREADABLE
@@ -80,7 +80,7 @@ def close_request(handle: Handle, slot: int, censored: int) -> None:
     request = table.requests[slot]
     for i in range(request["num_open"]):
         number = table.open[slot, i]
-        await_settling(handle, number, table.cycles[number]["held"], censored)
+        await_settling(handle, number, table.cycles[number]["matched"], censored)
     request["num_open"] = 0
     number, request["cycle"] = request["cycle"], -1
     if number >= 0 and table.rows[number]["draft_len"] == 0:
@@ -90,13 +90,13 @@ def close_request(handle: Handle, slot: int, censored: int) -> None:
 @compiled
 def count_cache_cycle(request: Any, cache: bool) -> None:
     """Update the cache-selection rate with one cycle. Mutates."""
-    request["took"] = ((request["took"] << 1) | (1 if cache else 0)) & _ALL_CYCLES
-    request["took_cycles"] = min(request["took_cycles"] + 1, RECENT_CYCLES)
-    bits, rest = 0, request["took"]
+    request["cache_bits"] = ((request["cache_bits"] << 1) | (1 if cache else 0)) & _ALL_CYCLES
+    request["cache_cycles"] = min(request["cache_cycles"] + 1, RECENT_CYCLES)
+    bits, rest = 0, request["cache_bits"]
     while rest:
         bits += rest & 1
         rest >>= 1
-    request["cache_share"] = bits / request["took_cycles"]
+    request["cache_share"] = bits / request["cache_cycles"]
 
 
 @compiled
@@ -109,10 +109,10 @@ def shared_choice(
     step = steps[0]
     for i in range(len(candidates)):
         candidate = candidates[i]
-        step["all_wanted"] += candidate["length"]
-        step["drafting"] += candidate["wanted"] == MODEL
+        step["policy_tokens"] += candidate["length"]
+        step["policy_models"] += candidate["policy_arm"] == MODEL
         step["models"] += candidate["arm"] == MODEL
-    step["all_cached"], step["model_len"] = cached.sum(), situation["model_len"]
+    step["cached_tokens"], step["model_len"] = cached.sum(), situation["model_len"]
     step["prefill_tokens"], step["serves"] = situation["prefill_tokens"], situation["serves"]
     return steps
 
@@ -139,9 +139,10 @@ def open_cycle(handle: Handle, slot: int, candidate: Any, steps: NDArray[Any]) -
     event["model_accepted"], event["verified_len"], event["censored"] = -1, 0, 0
     event["draft_len"] = 0
     event["features"][:] = np.float32(0.0)
-    cycle["slot"], cycle["arm"], cycle["wanted"] = slot, candidate["arm"], candidate["wanted"]
-    cycle["held"], cycle["wanted_len"], cycle["cached_len"] = 0, candidate["length"], 0
-    cycle["made"], cycle["committed"], cycle["step"] = 0, 0, steps[0]
+    cycle["slot"], cycle["arm"], cycle["matched"] = slot, candidate["arm"], 0
+    cycle["policy_arm"], cycle["policy_len"] = candidate["policy_arm"], candidate["length"]
+    cycle["cached_len"], cycle["reported"], cycle["committed"] = 0, 0, 0
+    cycle["step"] = steps[0]
     request["cycle"] = number
     request["num_cycles"] += 1
     return number
@@ -206,7 +207,7 @@ def open_cycles(
     candidates, num_drafts = state.offers.candidates[:num_candidates], 0
     for i in range(num_candidates):
         num_drafts += candidates[i]["draft"] >= 0
-    cached = lengths_worth(
+    cached = cache_arm_lengths(
         state.offers.drafts[:num_drafts], situation["batch_size"], situation["prefill_tokens"],
         situation["rate"], dense,
     )  # fmt: skip
@@ -243,10 +244,10 @@ def note_drafted(handle: Handle, slots: Int64Array, lengths: Int64Array) -> None
             continue
         request = table.requests[slots[i]]
         number = request["cycle"]
-        if number < 0 or table.cycles[number]["made"]:
+        if number < 0 or table.cycles[number]["reported"]:
             continue
         cycle = table.cycles[number]
-        cycle["made"] = 1
+        cycle["reported"] = 1
         table.rows[number]["drafted_len"] = lengths[i]
         if cycle["arm"] == MODEL:
             if lengths[i]:
@@ -283,7 +284,7 @@ def settle(
     the ring's head, which the caller publishes.
 
     Args:
-        floors: [1], or [0] without a floor.
+        floors: [1].
         dense, prices: of the current cost table.
         outbox: handle of an :class:`Outbox`; with no rows, events are discarded.
 
@@ -295,10 +296,10 @@ def settle(
     for i in range(table.counts[0]["unsettled"]):
         number = table.unsettled[i]
         row, cycle = table.rows[number], table.cycles[number]
-        if len(floors) and cycle["committed"] > 0 and cycle["step"]["serves"]:
+        if floors[0]["enabled"] and cycle["committed"] > 0 and cycle["step"]["serves"]:
             outcomes_of(cycle, row, dense, prices, outcomes)
             window = table.requests[cycle["slot"]]["window"]
-            add(floors[0], window, cycle["committed"], outcomes, row["batch_size"])
+            add_cycle(floors[0], window, cycle["committed"], outcomes, row["batch_size"])
         label_event(handle, number, out.words)
         if len(out.rows):
             if row["side"] < 0 or table.raw[number, _NAMES_AT] == _UNNAMED:

@@ -87,11 +87,11 @@ def resolve(handle: Handle, slot: int, tokens: NDArray[np.int32]) -> None:
     for i in range(request["num_open"]):
         number = table.open[slot, i]
         cycle, length = table.cycles[number], table.rows[number]["draft_len"]
-        matched, j = cycle["held"], 0
+        matched, j = cycle["matched"], 0
         while j < len(tokens) and matched < length and table.drafts[number, matched] == tokens[j]:
             matched += 1
             j += 1
-        cycle["held"] = matched
+        cycle["matched"] = matched
         if matched < length and j == len(tokens):
             table.open[slot, kept] = number
             kept += 1

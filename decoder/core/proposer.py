@@ -130,7 +130,7 @@ def describe_request(features: Any, handle: Handle, slot: int) -> None:
     features["payoff_mean"] = total / max(min(num_payoffs, RECENT), 1)
     features["payoff_max"] = most
     oldest = table.open[slot, 0]
-    features["streak"] = table.cycles[oldest]["held"] if request["num_open"] else 0
+    features["streak"] = table.cycles[oldest]["matched"] if request["num_open"] else 0
     features["first_recent"] = request["first"]
     features["log_payoff_fast"] = request["log_fast"]
     features["log_payoff_slow"] = request["log_slow"]
@@ -227,9 +227,10 @@ def propose(
             continue
         candidate = offers.candidates[n]
         candidate["place"], candidate["room"], candidate["draft"] = position, max_tokens, -1
-        candidate["unable"] = 0
+        request, candidate["unable"] = state.table.requests[slot], 0
+        candidate["unread"] = request["length"] - request["drafted_at"]
         n += 1
-        if not params["shown"] or state.table.requests[slot]["index"] == 0:
+        if not params["shown"] or request["index"] == 0:
             continue
         most = min(max_tokens, params["most"])
         limits = Limits(params["depth"], most, params["factor"], params["offset"], params["least"])

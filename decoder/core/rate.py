@@ -46,10 +46,10 @@ class LiveRate:
         Args:
             committed: tokens of all requests of the step.
             cycles: requests in the step, at least one.
-            time: of the step, in plain steps of as many requests.
+            time: of the step, in plain steps of as many requests; at least 1 counts.
         """
         self._batch += (cycles - self._batch) / (BATCH_WINDOW if self._batch else 1.0)
         keep = min(1.0 - 1.0 / MEMORY, MEMORY * self._batch / self._cycles)
         self._tokens = keep * self._tokens + committed
-        self._time = keep * self._time + time * cycles
+        self._time = keep * self._time + max(time, 1.0) * cycles
         self._cycles = keep * self._cycles + cycles

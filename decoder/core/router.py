@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,10 +33,7 @@ from decoder.core.choice import Chosen, Step, choose, situation_of
 from decoder.core.costs import STALL, LiveCosts
 from decoder.core.counters import Counters
 from decoder.core.events import Sink
-from decoder.core.guards.fallback import fallback_arms
-from decoder.core.guards.floor import FLOOR, Floor
-from decoder.core.guards.pause import SpeculationPause
-from decoder.core.guards.probing import Probing
+from decoder.core.guards.controller import Controller
 from decoder.core.payoff.model_arm import START, ModelArm
 from decoder.core.rate import LiveRate
 from decoder.core.requests import Decision, Decisions, RequestOptions, StepReport
@@ -47,7 +43,7 @@ from decoder.drafting.drafts import STOCK, Tokens
 from decoder.drafting.suffix import SuffixCache
 from decoder.experiment.interleaver import Interleaver
 from decoder.experiment.variants import Variant
-from decoder.policy.pricing import gain_of, plain_steps
+from decoder.policy.pricing import step_time
 from decoder.policy.rule import MODEL
 from decoder.telemetry.ring import HEAD
 
@@ -57,9 +53,14 @@ __all__ = ["Counters", "Decision", "DraftRouter", "RequestOptions", "Sink", "Ste
 class DraftRouter:
     """Chooses drafts for the requests of one worker and labels every cache draft it saw.
 
-    Another thread may replace ``policy`` at any time. It is read once a step, so a step never mixes
-    two policies and a swap waits for nothing. ``interleaver``, if any, selects the steps that
-    another variant decides.
+    Attributes:
+        policy: of the champion. Another thread may replace it at any time: it is read once a step,
+            so a step never mixes two policies and a swap waits for nothing.
+        costs: nominal costs that never change, until the owner sets others.
+        interleaver: selects the steps that another variant decides; None compares none.
+        rule: how the champion's policy decides; replaced for baselines.
+        model_gain_us: gain in time of model drafts in the last choice, if the drafter had prefilled
+            all requests; None if the champion did not decide it.
     """
 
     def __init__(
@@ -68,47 +69,36 @@ class DraftRouter:
         policy: Policy,
         token_classes: NDArray[np.float32],
         sink: Sink,
-        has_model: bool,
         *,
-        model_draft_tokens: int = 4,
+        model_len: int = 0,
         longest: int = MAX_DRAFT,
-        costs: LiveCosts | None = None,
-        floor: Floor | None = None,
-        interleaver: Interleaver | None = None,
-        rule: Callable[[Policy, Step], Chosen] = choose,
+        guarded: bool = False,
     ) -> None:
         """Create a router without requests.
 
         Args:
             cache: None for no cache drafts.
-            model_draft_tokens: maximum length of a model draft, if the engine ``has_model``.
+            model_len: maximum length of a model draft, 0 without a model drafter.
             longest: maximum length of any draft, the one the engine was started with.
-            costs: None for nominal costs that never change.
-            floor: None disables fallback, probing and pausing.
-            interleaver: assigns steps to variants; None compares none.
-            rule: replaces :func:`decoder.core.choice.choose`, for baselines.
+            guarded: whether the controller may override the policy, probe and pause.
         """
         # The shipped policy was trained on other drafters: its prior does not apply here.
         model_payoff = policy.model_payoff if policy.role != FIRST else 0.0
-        k = min(model_draft_tokens, longest) if has_model else 0
-        self.cache, self.policy, self.interleaver, self.floor = cache, policy, interleaver, floor
+        k = self._model_len = min(model_len, longest)
+        self.cache, self.policy, self.costs = cache, policy, LiveCosts(live=False)
+        self.interleaver: Interleaver | None = None
+        self.rule: Callable[[Policy, Step], Chosen] = choose
         self.model_arm = ModelArm(model_payoff or START, k)
         classes = np.ascontiguousarray(token_classes, np.float32)
         self.requests = Tracker(cache, sink, self.model_arm, k, classes)
         self.table, self.counters = self.requests.table, self.requests.counters
         self.memories = self.requests.memories
-        self.costs = costs or LiveCosts(live=False)
-        self.rate = LiveRate()
-        self.pause = SpeculationPause() if floor is not None else None
-        self.timer = StepTimer()
-        self.worth_us: float | None = None
-        """Gain in time of model drafts in the last choice, if the drafter had prefilled all
-        requests; None if the champion did not decide it."""
-        self._rule, self._model_len = rule, k
+        self.controller = Controller(self.model_arm, guarded)
+        self.rate, self.timer = LiveRate(), StepTimer()
+        self.model_gain_us: float | None = None
         self._outbox = Handles[cycles.Outbox]()
-        self._probing = Probing(self.model_arm)
+        self._outside = Variant("", policy)  # the champion outside of a round
         self._slots = np.zeros(0, np.int64)  # of the last choice
-        self._last = 1, 0  # of the last step: tokens run through the target, tokens drafted
         own = cache.limits if cache is not None else STOCK
         self._look_up = {
             source: proposer.look_up_by(limits, longest)
@@ -153,70 +143,44 @@ class DraftRouter:
         # A choice is valid for the next step only.
         previous, self.timer = self.timer, StepTimer(since=self.timer.since)
         start = previous.since or time.perf_counter()
-        step_us = previous.ran_us(start)
-        self._count_own_time(previous)
+        step_us = previous.step_us(start)
         self._settle()
-        self._last = max(report.step_tokens, 1), previous.drafted
-        compared = self.interleaver is not None and self.interleaver.comparing
-        slots = report.advanced["slot"].copy() if compared else NOBODY
-        progress = self.requests.advance(report, step_us, compared)
+        variant, interleaver = previous.variant, self.interleaver
+        in_round = bool(previous.decided and variant is not None and variant.name)
+        progress = self.requests.advance(report, step_us, in_round)
+        if previous.decided:
+            self.counters.own_us.append(previous.own_us)
+            self.counters.exposed_us.append(previous.exposed_us)
         self._learn(report, previous, progress, step_us)
-        now = self.timer.spent(start)
-        if compared and previous.decided and report.names:
-            self._compare(report, previous, progress, slots, step_us, now)
-
-    def _compare(
-        self,
-        report: StepReport,
-        timer: StepTimer,
-        progress: Progress,
-        slots: NDArray[np.int64],
-        step_us: float,
-        now: float,
-    ) -> None:
-        """Record a step for the variant that decided it; ``slots`` are those before its requests
-        ended."""
-        assert self.interleaver is not None
-        rows, drafts = len(report.names), progress.drafts
-        outcome = timer.came_to(self.costs.table, report.names, drafts, step_us, now, report.usual)
-        outcome = outcome._replace(tokens=progress.tokens)
-        if timer.side is not None:
-            committed = report.advanced["committed"]
-            groups, sessions = self.table.shared(report.names, slots, committed)
-            outcome = outcome._replace(
-                groups=groups, sessions=sessions, predictable=progress.predicted
-            )
-        self.interleaver.record_step(timer.side, outcome, report.step_tokens == rows + drafts)
-
-    def _count_own_time(self, timer: StepTimer) -> None:
-        if not timer.decided:
-            return
-        if _serves(timer.side) and (self.pause is None or self.pause.awake):
-            self.costs.proposed(timer.asked, timer.exposed_us)
-        self.counters.own_us.append(timer.own_us)
-        self.counters.exposed_us.append(timer.exposed_us)
+        now = self.timer.add(start)
+        if previous.decided and report.names and interleaver is not None and interleaver.comparing:
+            step = previous.outcome(self.costs.table, report, progress, (step_us, now))
+            decodes_only = report.step_tokens == len(report.names) + progress.drafts
+            interleaver.record_step(variant, step, decodes_only)
 
     def _learn(
         self, report: StepReport, timer: StepTimer, progress: Progress, step_us: float
     ) -> None:
-        """Update costs, the champion's rate and the speculation pause with a step."""
-        rows = len(report.names)
+        """Update costs, the champion's rate and the pause with a step."""
+        costs, controller, rows = self.costs, self.controller, len(report.names)
+        serves, exposed_us = _serves(timer.variant), timer.exposed_us
+        if timer.decided and serves and controller.proposes:
+            costs.proposed(timer.requests, exposed_us)
         prefill = report.step_tokens - rows - progress.drafts
         if report.usual and prefill == 0 and timer.decided:
-            self.costs.observe(report.step_tokens, rows, timer.drafted, step_us)
-        if not (_serves(timer.side) and progress.closed and report.step_tokens):
+            costs.observe(report.step_tokens, rows, timer.drafted, step_us)
+        if not (serves and progress.closed and report.step_tokens):
             return
-        table, beside = self.costs.table, max(prefill, 0)
-        accepted, drafts = progress.committed - progress.closed, progress.verified
-        plain = plain_steps(
-            table, rows, drafts, timer.drafted, proposes=self.costs.steps > 0, beside=beside
-        )
+        table, accepted = costs.table, progress.committed - progress.closed
+        plain_us, own_us = table.time(rows), table.own_us * rows
+        time_us = step_time(table, rows, progress.verified, timer.drafted, max(prefill, 0))
         # a request without a cycle committed one token
-        self.rate.observe(rows + accepted, rows, plain)
-        if self.pause is not None and self.costs.steps:  # before, the table has no time unit
-            gain_us = gain_of(table, rows, accepted, drafts, timer.drafted, beside=beside)
-            usual = STALL * table.proposing(rows) or timer.exposed_us
-            self.pause.observe(min(timer.exposed_us, usual), gain_us, rows, table.time(rows))
+        spent_us = time_us + own_us * (costs.steps > 0)
+        self.rate.observe(rows + accepted, rows, spent_us / plain_us)
+        if costs.steps:  # before, the table has no time unit
+            own_us = min(exposed_us, STALL * own_us or exposed_us)
+            gain = accepted / rows - (time_us / plain_us - 1.0)
+            controller.observe(own_us / plain_us, gain, rows, plain_us)
 
     def choose(self, report: StepReport) -> Decisions:
         """Choose the next draft of each request of ``report``.
@@ -228,105 +192,68 @@ class DraftRouter:
                 champion decides the step.
         """
         self.timer.begin_choice()
-        champion = self.policy
-        variant = self.interleaver.next_variant(champion) if self.interleaver is not None else None
+        champion, interleaver, variant = self.policy, self.interleaver, None
+        if self._outside.policy is not champion:
+            self._outside = Variant("", champion)
+        if interleaver is not None:
+            variant = interleaver.next_variant(champion)
         try:
-            return self._choose(report, variant, champion)
+            return self._choose(report, variant or self._outside)
         except Exception:
-            if variant is None or self.interleaver is None or variant.name == CHAMPION:
+            if interleaver is None or variant is None or variant.name == CHAMPION:
                 raise
             # It would fail in every step, and its block would never end.
             self.requests.limited_log.exception(
                 f"variant {variant.name!r} is disabled: it could not choose"
             )
-            self.interleaver.disable(variant)
-        return self._choose(report, None, champion)
+            interleaver.disable(variant)
+        return self._choose(report, self._outside)
 
-    def _choose(self, report: StepReport, variant: Variant | None, champion: Policy) -> Decisions:
-        policy = variant.policy if variant is not None else champion
+    def _choose(self, report: StepReport, variant: Variant) -> Decisions:
         step = self._propose(report, variant)
-        chosen = (self._rule if _draft_source(variant) == "worker" else choose)(policy, step)
-        chosen = self._guard(step, variant, chosen)
-        return self._open_cycles(step, variant, policy, chosen)
+        rule = self.rule if variant.draft_source == "worker" else choose
+        chosen, serves = rule(variant.policy, step), _serves(variant)
+        self.model_gain_us = chosen.model_gain if serves and self.controller.proposes else None
+        step.candidates["arm"] = step.candidates["policy_arm"]
+        if variant.draft_source == "worker":
+            chosen = self.controller.override(step, chosen, serves, self.costs)
+        return self._open_cycles(step, variant, chosen)
 
-    def _propose(self, report: StepReport, variant: Variant | None) -> Step:
+    def _propose(self, report: StepReport, variant: Variant) -> Step:
         """Collect the next step's candidates and their cache drafts."""
-        awake = self.pause is None or self.pause.awake
-        if awake and self.cache is not None:
+        source, proposes = variant.draft_source, self.controller.proposes
+        if proposes and self.cache is not None:
             self.cache.index()
         self.table.reserve(len(report.names))
         slots = self._slots = np.ascontiguousarray(report.advanced["slot"])
-        source = _draft_source(variant)
-        if self.cache is None or (source == "worker" and not awake):
+        if self.cache is None or (source == "worker" and not proposes):
             source = "none"
         n, m = proposer.propose(self.requests.state(), slots, self._look_up[source])
-        self.timer.end_proposals()
-        offers, live = self.table.offers, len(slots) - slots.tolist().count(-1)
-        candidates, batch_size = offers.candidates[:n], live + report.others
-        unable = NOBODY
+        self.timer.proposed = time.perf_counter()
+        offers, self._num_tracked = self.table.offers, len(slots) - slots.tolist().count(-1)
+        candidates, batch_size = offers.candidates[:n], self._num_tracked + report.others
         if report.unable:
-            names = [report.names[index] for index in candidates["place"].tolist()]
-            candidates["unable"] = [name in report.unable for name in names]
-            unable = np.flatnonzero(candidates["unable"])
+            unable = [name in report.unable for name in report.names]
+            candidates["unable"] = [unable[index] for index in candidates["place"].tolist()]
         prefill = min(report.waiting, max(report.capacity - batch_size, 0))
         situation = situation_of(
             batch_size, self.rate.value, self._model_len, self.costs.table, report.budget, prefill
         )
-        self._num_tracked = live
-        return Step(
-            candidates, offers.drafts[:m], situation, self.costs.table, self.model_arm.odds, unable
-        )
+        return Step(candidates, offers.drafts[:m], situation, self.costs.table, self.model_arm.odds)
 
-    def _guard(self, step: Step, variant: Variant | None, chosen: Chosen) -> Chosen:
-        """Apply the guards to the policy's arms. The fallback applies to the champion only. Mutates
-        ``step``."""
-        candidates = step.candidates
-        arms = np.ascontiguousarray(candidates["wanted"])
-        if _draft_source(variant) == "worker" and self.floor is not None and len(arms):
-            if _serves(variant):
-                arms = fallback_arms(arms, self.floor, candidates)
-
-            def unread() -> NDArray[np.int64]:
-                requests = self.table.arrays.requests[self._slots[candidates["place"]]]
-                lag: NDArray[np.int64] = requests["length"] - requests["drafted_at"]
-                return lag
-
-            probing = self._probing
-            arms = probing.at_the_drafter(arms, chosen.model_len, unread, step.unable)
-            arms = probing.at_nothing(arms, self.costs, self._last)
-            if probing.whole and chosen.model_len < self._model_len:
-                chosen = self._lengthen(candidates, chosen)
-        candidates["arm"] = arms
-        return chosen
-
-    def _lengthen(self, candidates: NDArray[Any], chosen: Chosen) -> Chosen:
-        """Lengthen model drafts to the maximum. Mutates ``candidates``."""
-        longest = self._model_len
-        candidates["length"][candidates["wanted"] == MODEL] = longest
-        candidates["model"][candidates["model"] > 0.0] = self.model_arm.payoff(longest)
-        return chosen._replace(model_len=longest)
-
-    def _open_cycles(
-        self, step: Step, variant: Variant | None, policy: Policy, chosen: Chosen
-    ) -> Decisions:
-        serves, source, situation = _serves(variant), _draft_source(variant), step.situation
-        awake = self.pause is None or self.pause.awake
-        self.worth_us = chosen.worth if serves and awake else None
-        self.counters.asleep += not awake and source == "worker"
-        self.counters.probes = self._probing.taken
+    def _open_cycles(self, step: Step, variant: Variant, chosen: Chosen) -> Decisions:
+        policy, situation = variant.policy, step.situation
         draft_us = self.timer.end_choice(variant, self._num_tracked)
         self.counters.choose_us.append(draft_us)
         block = "", -1
-        if variant is not None and self.interleaver is not None:
+        if variant.name and self.interleaver is not None:
             block = variant.name, self.interleaver.number
         self.requests.event[:] = self.requests.sink.step(
             policy, block,
             self.rate.value if policy.kind == "survival" else policy.threshold, time.time(),
             step.batch_size, draft_us,
         )  # fmt: skip
-        in_force = serves and self.floor is not None and self.floor.in_force != "policy"
-        situation["model_len"], situation["fallback"] = chosen.model_len, in_force
-        situation["serves"] = serves
+        situation["model_len"], situation["serves"] = chosen.model_len, _serves(variant)
         decisions = cycles.open_cycles(
             self.requests.state(), self._slots, len(step.candidates), situation,
             self.costs.table.dense,
@@ -363,15 +290,14 @@ class DraftRouter:
         """
         start = time.perf_counter()
         self._settle()
-        self.timer.settled(start, exposed)
+        self.timer.add(start, exposed)
 
     def _settle(self) -> None:
         if self.table.arrays.counts["unsettled"][0]:
-            floor = self.floor.state if self.floor is not None else NO_FLOOR
-            sink, costs = self.requests.sink, self.costs.table
+            sink, costs, floor = self.requests.sink, self.costs.table, self.controller.floor
             outbox = self._outbox.of(cycles.Outbox(sink.raw, sink.control, sink.words))
             sink.control[HEAD] = cycles.settle(
-                self.requests.state(), floor, costs.dense, costs.prices, outbox
+                self.requests.state(), floor.state, costs.dense, costs.prices, outbox
             )
             sink.written()
         self.table.settled()
@@ -394,13 +320,4 @@ class DraftRouter:
 
 def _serves(variant: Variant | None) -> bool:
     """Whether the champion decides."""
-    return variant is None or variant.name == CHAMPION
-
-
-def _draft_source(variant: Variant | None) -> str:
-    """Source of a variant's drafts: "worker", "stock" or "none"."""
-    return variant.draft_source if variant is not None else "worker"
-
-
-NOBODY: Final = np.zeros(0, np.int64)
-NO_FLOOR: Final = np.zeros(0, FLOOR)
+    return variant is None or variant.name in ("", CHAMPION)

@@ -50,8 +50,8 @@ REQUEST: Final = np.dtype(
         ("num_stops", "i8"),  # stop token ids
         ("num_open", "i8"),  # open labels
         ("broke_at", "i8"),  # output tokens when a cache draft was last rejected
-        ("took", "i8"),  # bit set of its last cycles: 1 if the cycle verified a cache draft
-        ("took_cycles", "i8"),  # valid bits
+        ("cache_bits", "i8"),  # bit set of its last cycles: 1 if the cycle verified a cache draft
+        ("cache_cycles", "i8"),  # valid bits
         ("num_payoffs", "i8"),  # resolved so far
         ("payoffs", "i8", (RECENT,)),  # ring of the last ones, tokens
         ("cache_share", "f8"),  # share of cache drafts in its last cycles
@@ -66,10 +66,10 @@ REQUEST: Final = np.dtype(
 )
 STEP_CHOICE: Final = np.dtype(
     [
-        ("all_wanted", "i8"),  # draft tokens under the policy's choice
-        ("all_cached", "i8"),  # draft tokens under the cache arm
-        ("drafting", "i8"),  # requests for which the policy prefers a model draft
-        ("models", "i8"),  # requests that get one
+        ("policy_tokens", "i8"),  # draft tokens of the policy's choice
+        ("policy_models", "i8"),  # requests for which it prefers a model draft
+        ("cached_tokens", "i8"),  # draft tokens under the cache arm
+        ("models", "i8"),  # requests that get a model draft
         ("model_len", "i8"),  # length of a model draft
         ("prefill_tokens", "i8"),
         ("serves", "i8"),  # whether the champion decided
@@ -80,12 +80,12 @@ STEP_CHOICE: Final = np.dtype(
 CYCLE: Final = np.dtype(
     [
         ("slot", "i8"),
-        ("held", "i8"),  # tokens of its cache draft that matched so far
+        ("matched", "i8"),  # tokens of its cache draft that matched so far
         ("arm", "i8"),
-        ("wanted", "i8"),  # the arm the policy preferred, and its draft tokens
-        ("wanted_len", "i8"),
+        ("policy_arm", "i8"),  # the arm the policy preferred, and its draft tokens
+        ("policy_len", "i8"),
         ("cached_len", "i8"),  # draft tokens under the cache arm
-        ("made", "i8"),  # 1 once the engine has reported what it drafted
+        ("reported", "i8"),  # 1 once the engine has reported what it drafted
         ("committed", "i8"),
         ("step", STEP_CHOICE),
         ("keys", "i8", (KINDS,)),  # payoff memory keys

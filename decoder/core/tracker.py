@@ -25,6 +25,7 @@ from decoder.core.table import STOPPED, RequestTable, State
 from decoder.drafting.drafts import STOCK, Tokens
 from decoder.drafting.suffix import SuffixCache
 from decoder.drafting.windows import new_pool
+from decoder.experiment.block import Groups
 from decoder.limited_log import LimitedLog
 
 
@@ -34,9 +35,11 @@ class Progress(NamedTuple):
     closed: int  # cycles closed
     committed: int  # tokens in closed cycles
     verified: int  # draft tokens in closed cycles
-    predicted: int  # tokens predicted by their request's own text, if counted
+    predicted: int  # tokens predicted by their request's own text, in a round
     drafts: int  # draft tokens verified by all requests
     tokens: int  # tokens committed by all requests
+    groups: Groups = {}  # noqa: RUF012 - tokens and requests by tenant and workload, in a round
+    sessions: frozenset[str] = frozenset()  # in a round
 
 
 class Tracker:
@@ -116,17 +119,18 @@ class Tracker:
             self.stop(request, "lost")
             raise
 
-    def advance(self, report: StepReport, step_us: float, compared: bool) -> Progress:
+    def advance(self, report: StepReport, step_us: float, in_round: bool) -> Progress:
         """Process the committed tokens of a step; labels resolve. Mutates ``report``: ended and
         dropped requests get slot -1.
 
         Args:
-            compared: whether to count tokens predicted by a request's own text.
+            in_round: whether variants are compared in the step.
         """
         advanced, step = report.advanced, np.zeros(1, observe.OBSERVED)
         before = self.counters.tokens
         step["step_tokens"], step["step_us"] = report.step_tokens, step_us
-        step["compared"] = compared
+        step["compared"] = in_round
+        slots = advanced["slot"].copy() if in_round else advanced["slot"]
         at, status = 0, -1
         while True:
             at, status = observe.observe(self.state(), advanced, report.tokens, step, at)
@@ -137,7 +141,11 @@ class Tracker:
                 advanced["slot"][position] = -1
         _, _, _, closed, committed, verified, predicted, drafts = step[0].item()
         tokens = self.counters.tokens - before
-        return Progress(closed, committed, verified, predicted, drafts, tokens)
+        progress = Progress(closed, committed, verified, predicted, drafts, tokens)
+        if not in_round:
+            return progress
+        groups, sessions = self.table.shared(report.names, slots, advanced["committed"])
+        return progress._replace(groups=groups, sessions=sessions)
 
     def _handle_early_return(self, status: int, position: int, report: StepReport) -> bool:
         """Do the Python part for a request; whether it is no longer tracked."""

@@ -121,8 +121,8 @@ class SuffixCache:
         self._unlinked.append(row)
         shared = 0
         if key != ALONE:
-            shared = self._keys.get(owner, OrderedDict[str, int]()).get(key, 0)
-            shared = shared or self._open(owner, 0)
+            keys = self._keys.get(owner, OrderedDict())
+            shared = keys.get(key, 0) or self._open(owner, 0)
         if shared:
             self._keys.setdefault(owner, OrderedDict())[key] = shared
         self.pool.windows["shared"][row] = shared

@@ -35,12 +35,12 @@ def first_or_counting(scope: str) -> Policy:
     try:
         return first_policy(scope)
     except PolicyRefused as refused:
-        _say(str(refused))
+        _warn_once(str(refused))
         return replace(frequency_policy(scope), role=FIRST)
 
 
 @cache
-def _say(reason: str) -> None:
+def _warn_once(reason: str) -> None:
     """Log once per process: a learner asks for every scope."""
     log.warning("the shipped policy is unusable, counted scores decide at first: %s", reason)
 

@@ -23,15 +23,15 @@ from decoder.compiled import (
 )
 from decoder.contracts.bundle import BUCKET_OF
 from decoder.contracts.features import FEATURE_ROW, NUM_FEATURES, FloatArray
-from decoder.policy.pricing import drafting_time, part, token_value, verifying
+from decoder.policy.pricing import cost_share, drafting_time, token_value, verifying
 from decoder.policy.rule import CACHE, CANDIDATE, MODEL, NONE, SITUATION, Arms, Lengths
 
 __all__ = [
-    "by_survival", "choose_rows", "curves_of", "draft_length", "drafting_time", "outputs_of",
-    "part", "share_out", "token_value", "verifying", "yields_of_places",
+    "by_survival", "choose_rows", "cost_share", "curves_of", "draft_length", "drafting_time",
+    "outputs_of", "share_out", "token_value", "verifying", "yields_of_places",
 ]  # fmt: skip
 
-compilable(verifying, drafting_time, token_value, part)
+compilable(verifying, drafting_time, token_value, cost_share)
 
 ALONE: Final = np.dtype([("model", "f4"), ("batch_size", "i8"), ("rate", "f8")], align=True)
 """Inputs of an independent row: expected accepted length of a model draft, batch size of its step,
@@ -289,7 +289,7 @@ def by_survival(
     odds: Float64Array,
     dense: ConstantArray,
 ) -> tuple[int, float]:
-    """Decide a step by a ``survival`` policy. Fills ``wanted``, ``length``, ``expected`` and
+    """Decide a step by a ``survival`` policy. Fills ``policy_arm``, ``length``, ``expected`` and
     ``model`` of ``candidates``.
 
     Args:
@@ -317,7 +317,7 @@ def by_survival(
     model = np.zeros(n, np.float32)
     if k:
         model[:] = yields[:, k - 1]
-    arms, lengths, worth = share_out(curves, model, k, terms, dense)
+    arms, lengths, gain = share_out(curves, model, k, terms, dense)
     if most and unable:
         for i in range(n):
             if candidates[i]["unable"]:
@@ -327,9 +327,9 @@ def by_survival(
         arms, lengths, _ = share_out(curves, model, k, terms, dense)
     for i in range(n):
         candidate = candidates[i]
-        candidate["wanted"], candidate["length"] = arms[i], lengths[i]
+        candidate["policy_arm"], candidate["length"] = arms[i], lengths[i]
         candidate["expected"], candidate["model"] = curves[i].sum(), model[i]
-    return k, worth
+    return k, gain
 
 
 @entry_point

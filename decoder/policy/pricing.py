@@ -2,17 +2,17 @@
 
 A **step** runs one token of each of its requests through the target, with their drafts::
 
-    step_time = verifying(rows + drafts) + drafting(drafted, rows) + proposing(rows)
+    step_time = verifying(rows + drafts) + drafting(drafted, rows)
 
-If the step also prefills ``beside`` prompt tokens, its drafts cost what they add: ``verifying(rows
-+ beside + drafts) - verifying(rows + beside)``. The prefill time itself is left out, because no
-choice changes it. A token's value does not depend on prefill either: one more committed token saves
-part of a later step, which usually has no prefill.
+If the step also prefills prompt tokens, its drafts cost what they add: ``verifying(rows + prefill +
+drafts) - verifying(rows + prefill)``. The prefill time itself is left out, because no choice
+changes it. A token's value does not depend on prefill either: one more committed token saves part
+of a later step, which usually has no prefill.
 
 The **cost share** of a request is an equal part of the step without drafts, the mean price of the
 step's draft tokens for each of its own, and its part of the drafter's time. The shares of a step
 add up to its time. The **value** of a committed token is the time it would otherwise take
-(:func:`value_of`).
+(:func:`token_value`).
 
 The rule (``policy.rule``), the floor's outcomes, a worker's rate and the learner all use these
 functions; ``decoder.policy.loops`` compiles them. A table is measured on one set-up (engine,
@@ -66,23 +66,23 @@ def token_value(rows: Any, rate: Any, dense: Floats) -> Any:
     return verifying(rows, dense) / (rate * rows)
 
 
-def part(
-    rows: Any, length: Any, drafts: Any, drafted: Any, drafting: Any, beside: Any, dense: Floats
+def cost_share(
+    rows: Any, length: Any, drafts: Any, drafting: Any, models: Any, prefill: Any, dense: Floats
 ) -> Any:
-    """Cost share of one request, or of several; integers except ``drafted``.
+    """Cost share of one request, or of several; integers except ``drafting``.
 
     Args:
         rows: requests in the step.
         length: draft tokens of this request.
         drafts: draft tokens of all requests.
-        drafted: time of the model drafter if this request uses it, else 0.
-        drafting: requests that use it.
-        beside: prompt tokens in the step.
+        drafting: time of the model drafter if this request uses it, else 0.
+        models: requests that use it.
+        prefill: prompt tokens in the step.
         dense: of the cost table.
     """
-    above = verifying(rows + beside + drafts, dense) - verifying(rows + beside, dense)
+    above = verifying(rows + prefill + drafts, dense) - verifying(rows + prefill, dense)
     above = above * (length / np.maximum(drafts, 1))
-    return verifying(rows, dense) / rows + above + drafted / np.maximum(drafting, 1)
+    return verifying(rows, dense) / rows + above + drafting / np.maximum(models, 1)
 
 
 def padded(tokens: int, graphs: Sequence[int]) -> int:
@@ -142,10 +142,6 @@ class CostTable:
         dense.setflags(write=False)
         object.__setattr__(self, "dense", dense)
 
-    def padded(self, tokens: int) -> int:
-        """:func:`padded` with this table's graph sizes."""
-        return padded(tokens, self.graphs)
-
     def time(self, tokens: int) -> float:
         """:meth:`verifying` for one size."""
         if tokens <= MAX_TOKENS:
@@ -170,85 +166,36 @@ class CostTable:
         """:func:`drafting_time` with this table's coefficients."""
         return float(drafting_time(k, batch, self.prices))
 
-    def proposing(self, rows: int) -> float:
-        """Time the router takes to propose and decide for ``rows`` requests."""
-        return self.own_us * rows
-
 
 def step_time(
-    costs: CostTable,
-    rows: int,
-    drafts: int,
-    drafted: int = 0,
-    *,
-    proposes: bool = False,
-    beside: int = 0,
+    costs: CostTable, rows: int, drafts: int, drafted: int = 0, prefill: int = 0
 ) -> float:
-    """Time of a step, without its prefill.
+    """Time of a step, without its prefill and without the router's own time.
 
     Args:
         rows: requests in it.
         drafts: draft tokens it verifies, over all requests.
         drafted: tokens that the model drafter makes per request; 0 if it does not run.
-        proposes: whether the router looks for drafts.
-        beside: prompt tokens in it.
+        prefill: prompt tokens in it.
     """
-    time = costs.time(rows + beside + drafts) + costs.drafting(drafted, rows)
-    if beside:
-        time += costs.time(rows) - costs.time(rows + beside)
-    return time + costs.proposing(rows) * proposes
+    time = costs.time(rows + prefill + drafts) + costs.drafting(drafted, rows)
+    return time + costs.time(rows) - costs.time(rows + prefill) if prefill else time
 
 
-def plain_steps(
-    costs: CostTable,
-    rows: int,
-    drafts: int,
-    drafted: int = 0,
-    *,
-    proposes: bool = False,
-    beside: int = 0,
-) -> float:
-    """:func:`step_time` in units of a plain step of as many requests, which verifies and proposes
-    nothing; at least 1."""
-    time = step_time(costs, rows, drafts, drafted, proposes=proposes, beside=beside)
-    return max(time / step_time(costs, rows, 0), 1.0)
-
-
-def gain_of(
-    costs: CostTable,
-    rows: int,
-    accepted: float,
-    drafts: int,
-    drafted: int = 0,
-    *,
-    beside: int = 0,
-) -> float:
-    """Net gain in time of a step's drafts, without the router's own time. The ``accepted`` tokens
-    of all requests are valued at the time of plain steps."""
-    value = value_of(costs, rows, 1.0) * accepted
-    time = step_time(costs, rows, drafts, drafted, beside=beside)
-    return value - (time - step_time(costs, rows, 0))
-
-
-def part_of(
+def cost_shares(
     costs: CostTable,
     rows: ArrayLike,
     length: ArrayLike,
     drafts: ArrayLike,
-    drafted: ArrayLike = 0.0,
-    drafting: ArrayLike = 1,
-    beside: ArrayLike = 0,
+    drafting: ArrayLike = 0.0,
+    models: ArrayLike = 1,
+    prefill: ArrayLike = 0,
 ) -> Floats:
-    """:func:`part` with a cost table, float64 of the broadcast shape; tokens are rounded."""
+    """:func:`cost_share` with a cost table, float64 of the broadcast shape; tokens are rounded."""
     rows, length, drafts = (np.rint(n).astype(np.int64) for n in (rows, length, drafts))
-    drafted, drafting, beside = (np.asarray(n) for n in (drafted, drafting, beside))
-    shares: Floats = part(rows, length, drafts, drafted, drafting, beside, costs.dense)
+    drafting, models, prefill = (np.asarray(n) for n in (drafting, models, prefill))
+    shares: Floats = cost_share(rows, length, drafts, drafting, models, prefill, costs.dense)
     return shares
-
-
-def value_of(costs: CostTable, rows: int, rate: float) -> float:
-    """:func:`token_value` with a cost table."""
-    return float(token_value(rows, rate, costs.dense))
 
 
 def _ascending(times: Floats) -> Floats:

@@ -31,8 +31,9 @@ CANDIDATE: Final = np.dtype(
         ("place", "i8"),  # index of the request in the step
         ("room", "i8"),  # maximum draft tokens, for any arm
         ("draft", "i8"),  # row of its cache draft, -1 for none
+        ("unread", "i8"),  # tokens since its last model draft
         ("unable", "i1"),  # 1: no model draft can be made for it
-        ("wanted", "i1"),  # the arm the policy prefers
+        ("policy_arm", "i1"),  # the arm the policy prefers
         ("arm", "i1"),  # the arm after the guards
         ("length", "i4"),  # draft tokens the policy prefers
         ("expected", "f4"),  # expected accepted length of its cache draft, tokens; 0 without one

@@ -33,9 +33,9 @@ VOTES: Final = 8
 AGES: Final = (24, 64, 256)
 """Sessions after which a challenger makes room, by its seat: the young see what changed a lot, the
 old what gains one per cent."""
-CALIBRATED, FIRST, WON, TRIED = range(len(AGES), len(AGES) + 4)
-"""Seats of the champion recalibrated, of the first policy, of the last challenger that passed, and
-of the policy on trial."""
+RETUNED, FIRST, WON, TRIED = range(len(AGES), len(AGES) + 4)
+"""Seats of the champion with its threshold retuned, of the first policy, of the last challenger
+that passed, and of the policy on trial."""
 SEATS: Final = TRIED + 1
 STEPS: Final = SEATS
 """Column of the champion's plain steps, behind those of the seats."""

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from decoder.policy.pricing import MAX_TOKENS, CostTable, part_of
+from decoder.policy.pricing import MAX_TOKENS, CostTable, cost_shares
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
 from learner.training.rows import UNKNOWN, Rows
 
@@ -75,7 +75,7 @@ class Costs:
         # The table holds the line of steps that verify nothing; cache steps may lie off it.
         drafted = by_arm(self.extra_us[CACHE] - self.extra_us[NONE], self._table.draft_us)
         batch = rows.batch_size
-        return committed, part_of(self._table, batch, drafts, drafts, drafted, batch)
+        return committed, cost_shares(self._table, batch, drafts, drafts, drafted, batch)
 
     @property
     def situation(self) -> Situation:

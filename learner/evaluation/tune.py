@@ -10,7 +10,7 @@ import numpy as np
 
 from decoder.contracts.bundle import Policy
 from decoder.policy.estimate import decide_each, estimate, estimate_each, predict
-from decoder.policy.pricing import part_of
+from decoder.policy.pricing import cost_shares
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice
 from learner.evaluation.measured import Costs, Floats
 from learner.training.rows import UNKNOWN, Rows
@@ -36,7 +36,7 @@ def best_threshold(policy: Policy, rows: Rows, costs: Costs) -> float:
     that brings ten tokens takes the place of other cycles (decision 8)."""
     with np.errstate(all="ignore"):
         predicted = np.nan_to_num(predict(policy, rows.features)).astype(np.float64)
-    plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
+    plain = cost_shares(costs.situation.costs, rows.batch_size, 0, 0)
     other = MODEL if costs.has_model and policy.use_model else NONE
     arms = np.repeat(np.array([[CACHE], [other]], np.int8), len(rows), axis=1)
     lengths = np.stack([rows.draft_len, np.full_like(rows.draft_len, costs.situation.model_len)])
@@ -68,7 +68,7 @@ def worth(
     Args:
         bounded: [others], whether such a choice is credited with no accepted token.
     """
-    plain = part_of(costs.situation.costs, rows.batch_size, 0, 0)
+    plain = cost_shares(costs.situation.costs, rows.batch_size, 0, 0)
     rates = _rates(rows, costs, plain)
     choice = _chosen([champion, *others], rows, costs, rates)
     seen = (rows.arm == MODEL) & np.isfinite(rows.model_accepted)

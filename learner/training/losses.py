@@ -37,10 +37,6 @@ class Labels(NamedTuple):
     accepted: Any  # float32 [n] tokens of the cache draft
     censored: Any  # bool [n] whether that is a lower bound
 
-    def take(self, index: NDArray[Any]) -> Labels:
-        """Those at ``index``, copied."""
-        return Labels(*(column[index] for column in self))
-
 
 SURVIVED: Final = np.zeros((MAX_DRAFT + 1, BUCKETS), np.float32)
 """Positions of each bucket that a draft of so many accepted tokens survived."""

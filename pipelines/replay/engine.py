@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from decoder.contracts.errors import TraceError
 from decoder.contracts.features import FloatArray
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import Floor
 from decoder.core.payoff.model_arm import chance_of
 from decoder.core.router import Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.method import Method
-from decoder.policy.pricing import NOMINAL, CostTable, Floats, part_of
+from decoder.policy.pricing import NOMINAL, CostTable, Floats, cost_shares
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
 from learner.training.rows import Rows, from_batch
@@ -200,8 +199,8 @@ class Prices:
         lengths = np.arange(settings.suffix_max_draft + 1)
         drafting = [costs.drafting(k, 1) for k in range(settings.model_draft_tokens + 1)]
         few = lengths[: len(drafting)]
-        self.cache: Floats = part_of(costs, 1, lengths, lengths)
-        self.model: Floats = part_of(costs, 1, few, few, drafting, 1)
+        self.cache: Floats = cost_shares(costs, 1, lengths, lengths)
+        self.model: Floats = cost_shares(costs, 1, few, few, drafting, 1)
 
     def of(self, arm: int, verified: int) -> float:
         """Of one cycle."""
@@ -272,7 +271,7 @@ class Engine:
             usual: false keeps the router from learning costs by this machine's clock, and has
                 labels told at once, not in the next step.
         """
-        router.pause = None
+        router.controller.pauses = False
         self._router, self._cache, self._traces = router, cache, traces
         self._has_model, self._mean, self._usual = has_model, model_mean, usual
 
@@ -348,13 +347,13 @@ class Simulator:
         traces: Sequence[Trace],
         method: Method,
         warm_up: Sequence[Trace] = (),
-        floor: Floor | None = None,
+        guarded: bool = False,
     ) -> tuple[Cycles, Rows]:
         """The cycles of ``traces`` by ``method``, and the labelled cache drafts proposed in them.
 
         Args:
             warm_up: decoded first, so that cache and memory hold them; not in the result.
-            floor: as of a worker, with its looks; None lets the policy have its way.
+            guarded: whether the guards of a worker may override the policy.
 
         Raises:
             TraceError: a recording lacks the model arm.
@@ -362,7 +361,9 @@ class Simulator:
         cache = SuffixCache(method.drafting(self.settings))
         costs = LiveCosts(self.costs, live=False)
         log, choice = deciding(method)
-        router = method.router(self.settings, cache, self.token_classes, costs, floor, log, choice)
+        router = method.router(
+            self.settings, cache, self.token_classes, costs, guarded, log, choice
+        )
         every = [*warm_up, *traces]
         engine = Engine(router, cache, every, method.model, self.model_mean)
         warm = len(warm_up)

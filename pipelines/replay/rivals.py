@@ -23,7 +23,7 @@ from decoder.contracts.features import FEATURES, NUM_FEATURES, FloatArray
 from decoder.core.choice import Chosen, Step, choose
 from decoder.engines.reference.method import Method
 from decoder.policy.loops import Terms, draft_length, share_out, yields_of_places
-from decoder.policy.pricing import value_of
+from decoder.policy.pricing import token_value
 from pipelines.replay.events import EventLog
 
 NEVER, ALWAYS = inf, 0.0
@@ -83,14 +83,15 @@ def priced(drafts: FloatArray, step: Step) -> Chosen:
     n, rows, costs, k = len(step.candidates), step.batch_size, step.costs, step.model_len
     curves = np.zeros((n, POSITIONS), np.float32)
     curves[step.owners] = drafts
-    terms = Terms(value_of(costs, rows, step.rate), rows, step.budget, costs.prices)
+    value = float(token_value(rows, step.rate, costs.dense))
+    terms = Terms(value, rows, step.budget, costs.prices)
     yields = np.empty((n, max(k, 1)), np.float32)
     yields[:] = yields_of_places(step.odds, k) if k else 0.0
     k = draft_length(yields, terms, costs.dense) if k else 0
     model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
     arms, lengths, _ = share_out(curves, model, k, terms, costs.dense)
     candidates = step.candidates
-    candidates["wanted"], candidates["length"] = arms, lengths
+    candidates["policy_arm"], candidates["length"] = arms, lengths
     candidates["expected"], candidates["model"] = curves.sum(axis=1), model
     return Chosen(k or step.model_len)
 

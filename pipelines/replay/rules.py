@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.contracts.bundle import Policy
-from decoder.core.guards.floor import Floor
 from decoder.engines.reference.method import Method
 from pipelines.replay.engine import Simulator, Trace
 from pipelines.replay.rivals import method
@@ -40,14 +39,14 @@ def spent_by_rule(
     others: Mapping[str, Method] = {},
 ) -> dict[str, Spent]:  # fmt: skip
     """Tokens and time of each recording by every rival, ``others`` among them, and by the hybrid
-    that decides by ``policy``, with the floor that a worker gives a learned one; in the unit of the
-    cost table. ``router_us`` is what deciding adds to each cycle of a rule."""
+    that decides by ``policy``, with a worker's guards if it is learned; in the unit of the cost
+    table. ``router_us`` is what deciding adds to each cycle of a rule."""
     spent, length = dict[str, Spent](), simulator.settings.model_draft_tokens
     rules = {**rivals(length), **others, HYBRID: Method(HYBRID, policy)}
     for done, (name, by) in enumerate(rules.items()):
         step("decoding by every rule, in virtual time", done, len(rules))
         learned = name == HYBRID and policy.kind == "survival"
-        cycles, _ = simulator.decode(traces, by, warm_up, floor=Floor(True) if learned else None)
+        cycles, _ = simulator.decode(traces, by, warm_up, guarded=learned)
         times = cycles.times(simulator.costs) + router_us(name)
         spent[name] = by_trace(cycles.trace, len(traces), cycles.committed, times)
     return spent

@@ -17,7 +17,6 @@ from decoder.contracts.features import FEATURE_ROW, NUM_FEATURES
 from decoder.core.choice import Chosen, Step, choose, situation_of
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
-from decoder.core.guards.floor import Floor
 from decoder.core.requests import Decisions, RequestOptions, StepReport
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
@@ -57,7 +56,7 @@ class Wanted:
     expected: np.ndarray
     model: np.ndarray
     model_len: int
-    worth: float
+    model_gain: float
 
 
 def wanted_of(
@@ -74,9 +73,8 @@ def wanted_of(
     situation = situation_of(n, rate, k, costs, budget, prefill)
     odds = np.zeros(16) if odds is None else odds
     drafts = np.ascontiguousarray(features, np.float32).view(FEATURE_ROW).reshape(-1)
-    rows = np.array(unable, np.int64)
-    chosen = choose(policy, Step(candidates, drafts, situation, costs, odds, rows))
-    fields = (candidates[name].copy() for name in ("wanted", "length", "expected", "model"))
+    chosen = choose(policy, Step(candidates, drafts, situation, costs, odds))
+    fields = (candidates[name].copy() for name in ("policy_arm", "length", "expected", "model"))
     return Wanted(*fields, *chosen)
 
 
@@ -84,7 +82,7 @@ def model_alone(k: int) -> Callable[..., Chosen]:
     """A rule that takes the model arm always, with drafts of ``k`` tokens."""
 
     def chosen(policy: Policy, step: Step) -> Chosen:
-        step.candidates["wanted"], step.candidates["length"] = MODEL, k
+        step.candidates["policy_arm"], step.candidates["length"] = MODEL, k
         step.candidates["expected"] = step.candidates["model"] = 0.0
         return Chosen(k)
 
@@ -129,12 +127,13 @@ class Router(DraftRouter):
     def __init__(
         self, policy: Policy | float = 0.0, has_model: bool = False, *,
         cache: SuffixCache | None = None, classes: np.ndarray = CLASSES, sink: Sink | None = None,
-        **rest: Any,
+        **options: Any,
     ) -> None:  # fmt: skip
         self.kept = KeepingLog()
         policy = policy if isinstance(policy, Policy) else frequency_policy("s", policy)
         cache = cache or SuffixCache(WorkerSettings())
-        super().__init__(cache, policy, classes, sink or self.kept, has_model, **rest)
+        options["model_len"] = K * has_model
+        super().__init__(cache, policy, classes, sink or self.kept, **options)
         self._told = self.report(())
 
     def observe(  # type: ignore[override]
@@ -188,8 +187,7 @@ def decode_all(
 
 
 def make_router(policy: Policy, has_model: bool, floor: bool) -> Router:
-    guard = Floor(has_model) if floor else None
-    return Router(policy, has_model, model_draft_tokens=K, floor=guard)
+    return Router(policy, has_model, guarded=floor)
 
 
 def fixed(arm: str) -> tuple[Policy, bool]:

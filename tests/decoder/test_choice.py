@@ -18,11 +18,9 @@ from decoder.policy.pricing import (
     MAX_TOKENS,
     NOMINAL,
     CostTable,
-    gain_of,
-    part_of,
-    plain_steps,
+    cost_shares,
     step_time,
-    value_of,
+    token_value,
 )
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
 from tests.conftest import random_policy
@@ -120,7 +118,7 @@ def worth(
     spent = sum(length for _, length in choice)
     drafted = s.model_len if any(arm == MODEL for arm, _ in choice) else 0
     time = step_time(s.costs, n, spent, drafted) - step_time(s.costs, n, 0)
-    return tokens * float(value_of(s.costs, n, rate)) - time
+    return tokens * float(token_value(n, rate, s.costs.dense)) - time
 
 
 def options(row: np.ndarray, k: int) -> list[tuple[int, int]]:
@@ -265,20 +263,13 @@ def test_a_table_ends_in_a_line(costs: CostTable, rows: int, drafts: int) -> Non
 @given(tables, st.lists(st.integers(0, 64), min_size=1, max_size=40), st.integers(0, 8),
        st.integers(0, 3000))  # fmt: skip
 def test_what_the_requests_of_a_step_pay_adds_up_to_it(
-    costs: CostTable, lengths: list[int], drafted: int, beside: int
+    costs: CostTable, lengths: list[int], drafted: int, prefill: int
 ) -> None:
     rows, drafts = len(lengths), sum(lengths)
     asked = max(rows // 2, 1)
     spent = np.where(np.arange(rows) < asked, costs.drafting(drafted, rows), 0.0)
-    paid = part_of(costs, rows, lengths, drafts, spent, asked, beside).sum()
-    assert paid == pytest.approx(step_time(costs, rows, drafts, drafted, beside=beside))
-    proposing = step_time(costs, rows, drafts, drafted, proposes=True, beside=beside)
-    assert proposing - paid == pytest.approx(costs.own_us * rows)
-    assert plain_steps(costs, rows, drafts, drafted, beside=beside) == pytest.approx(
-        max(paid / costs.time(rows), 1.0)
-    )
-    gain = gain_of(costs, rows, 3.0, drafts, drafted, beside=beside)
-    assert gain == pytest.approx(3.0 * float(value_of(costs, rows, 1.0)) - paid + costs.time(rows))
+    paid = cost_shares(costs, rows, lengths, drafts, spent, asked, prefill).sum()
+    assert paid == pytest.approx(step_time(costs, rows, drafts, drafted, prefill))
 
 
 @settings(max_examples=100, deadline=None)
@@ -316,13 +307,13 @@ def test_a_request_that_the_drafter_did_not_read_has_no_model_draft() -> None:
         return wanted_of(*asked, odds=even(0.6), unable=unable)
 
     trusting = trusting_policy()
-    assert chosen(trusting).arms.tolist() == [MODEL] * 3 and chosen(trusting).worth > 0.0
+    assert chosen(trusting).arms.tolist() == [MODEL] * 3 and chosen(trusting).model_gain > 0.0
     some = chosen(trusting, 0, 2)
     assert some.arms.tolist() == [NONE, MODEL, NONE] and some.lengths[[0, 2]].tolist() == [0, 0]
     assert some.model[1] > 0.0 and some.model[[0, 2]].tolist() == [0.0, 0.0]
-    assert some.worth == chosen(trusting).worth == chosen(trusting, 0, 1, 2).worth
+    assert some.model_gain == chosen(trusting).model_gain == chosen(trusting, 0, 1, 2).model_gain
     assert chosen(trusting, 0, 1, 2).arms.tolist() == [NONE] * 3
     threshold = random_policy()
     assert chosen(threshold, 1).arms.tolist() == [MODEL, NONE, MODEL]
     assert chosen(threshold, 1).lengths.tolist() == [4, 0, 4]
-    assert chosen(threshold).worth == np.inf
+    assert chosen(threshold).model_gain == np.inf

@@ -10,8 +10,9 @@ import pytest
 
 from decoder.contracts.bundle import frequency_policy
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import PROBE_EVERY, Floor
+from decoder.core.guards.controller import PROBE_EVERY
 from decoder.core.router import RequestOptions
+from decoder.core.step_timer import StepTimer
 from decoder.drafting.suffix import SuffixCache
 from decoder.drafting.windows import PAGE
 from decoder.policy.pricing import NOMINAL
@@ -38,7 +39,7 @@ class FailingCache(SuffixCache):
 
 
 def test_a_model_draft_that_was_not_made_costs_and_brings_nothing() -> None:
-    router = Router(trusting_policy(chance=0.9), True, floor=Floor(True))
+    router = Router(trusting_policy(chance=0.9), True, guarded=True)
     router.begin(["r"], [1, 2, 3])
     before = router.model_arm.odds.copy()
     for token in range(12):
@@ -52,7 +53,7 @@ def test_a_model_draft_that_was_not_made_costs_and_brings_nothing() -> None:
     assert router.counters.cycles == {"none": 12}
     assert (router.model_arm.odds == before).all()
     # A policy that asks for what is not there has made nothing: it is no better than drafting none.
-    assert router.floor is not None and router.floor.advantage <= 1.0
+    assert router.controller.floor.advantage <= 1.0
 
 
 def test_a_request_that_missed_its_step_takes_nothing_from_those_that_ran() -> None:
@@ -83,14 +84,14 @@ def test_what_was_drafted_for_a_request_that_waits_is_told_once() -> None:
 
 def test_a_look_at_a_drafter_that_cannot_draft_is_not_repeated_at_every_step() -> None:
     never = replace(frequency_policy("s", float("inf")), use_model=False)
-    router = Router(never, True, floor=Floor(True))
+    router = Router(never, True, guarded=True)
     router.begin(["r"], [1, 2, 3])
     steps = 3 * PROBE_EVERY
     for _ in range(steps):
         router.choose(["r"])
         router.drafted(["r"], [0], 0)
         router.observe([Committed("r", [9], 0)], 1)
-    assert 1 <= router.counters.probes <= steps // PROBE_EVERY
+    assert 1 <= router.controller.num_probes <= steps // PROBE_EVERY
 
 
 def test_no_draft_exceeds_num_speculative_tokens() -> None:
@@ -139,9 +140,8 @@ def test_a_choice_stands_for_the_step_that_follows_it_and_for_no_later_one() -> 
 
 def test_caches_stay_within_their_bytes_while_the_router_sleeps() -> None:
     settings = WorkerSettings(cache_gib=2**-11)
-    router = Router(cache=SuffixCache(settings), floor=Floor(False))
-    assert router.pause is not None
-    router.pause.awake = False
+    router = Router(cache=SuffixCache(settings), guarded=True)
+    router.controller.proposes = False
     rng = np.random.default_rng(0)
     names = [f"r{i}" for i in range(8)]
     for name in names:
@@ -229,3 +229,14 @@ def test_time_of_a_settlement_is_no_time_of_the_step() -> None:
     own, exposed = list(router.counters.own_us), list(router.counters.exposed_us)
     assert len(own) == 5 and all(a >= b for a, b in zip(own, exposed, strict=True))
     assert router.costs.table is NOMINAL
+
+
+def test_time_that_is_entered_twice_is_counted_from_its_begin() -> None:
+    """An adapter admits requests, then decides: it enters for both, and leaves once."""
+    timer = StepTimer()
+    timer.enter()
+    began = timer.since
+    timer.enter()
+    assert timer.since == began
+    timer.leave()
+    assert timer.own_us == timer.exposed_us > 0.0 and not timer.since

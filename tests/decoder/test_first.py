@@ -59,7 +59,7 @@ def test_a_worker_counts_where_the_file_is_unusable_and_says_so_once(
         read_first(path)
     assert refused.value.reason == reason
     monkeypatch.setattr(first, "SHIPPED", path)
-    first._say.cache_clear()
+    first._warn_once.cache_clear()
     policy = initial_policy(WorkerSettings(), "scope")
     assert initial_policy(WorkerSettings(), "other").scope == "other"
     assert (policy.kind, policy.scope, policy.role) == ("frequency", "scope", "first")

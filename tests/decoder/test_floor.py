@@ -16,15 +16,15 @@ from decoder.contracts.features import FEATURE_ROW, FEATURES, NUM_FEATURES
 from decoder.contracts.fields import LIMITS, ROW, STEP
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
+from decoder.core.guards.controller import PROBE_EVERY
 from decoder.core.guards.floor import (
     OPTIONS,
-    PROBE_EVERY,
-    STRETCH,
     WINDOW,
+    WINDOW_CYCLES,
     Floor,
     Option,
-    add,
-    lengths_worth,
+    add_cycle,
+    cache_arm_lengths,
     outcomes_of,
 )
 from decoder.core.router import RequestOptions
@@ -117,7 +117,7 @@ def test_a_policy_that_is_wrong_is_relieved_and_comes_back(trouble: str) -> None
         assert name == "good" or len(run.tokens) > 2 * WITHIN_CYCLES
         arms = ("model", "cache") if name == "good" else ("none", "model", "cache")
         assert run.rate(first) >= BAND * best_fixed(name, first, *arms), index
-    assert router.floor is not None and router.floor.in_force == "policy"
+    assert router.controller.floor.serving == "policy"
 
 
 POLICIES = {
@@ -135,9 +135,8 @@ POLICIES = {
 )
 def test_a_mended_drafter_is_taken_up_whoever_is_in_force(start: Option, policy: str) -> None:
     router = make_router(POLICIES[policy], has_model=True, floor=True)
-    assert router.floor is not None
     decode(router, Phase(scattered(1500, 7), collapsed, MILD), Run(), PROMPT, "broken")
-    router.floor.in_force, run = start, Run()
+    router.controller.floor.serving, run = start, Run()
     decode(router, Phase(scattered(1500, 8), healthy, MILD), run, PROMPT, "mended")
     late = run.arms[WITHIN_CYCLES:]
     assert len(late) > 100 and late.count("model") > 0.9 * len(late)
@@ -208,7 +207,7 @@ def test_a_cache_draft_needs_no_choice_to_be_known() -> None:
     decode(router, Phase(copied(1200), collapsed, MILD), run, PROMPT, "mended")
     after = [payoffs.memories[name][1] for name in ("first", "log_payoff")]
     assert all(a > b for a, b in zip(after, before, strict=True))
-    assert router.floor is not None and router.floor.in_force == "cache"
+    assert router.controller.floor.serving == "cache"
 
 
 def test_without_a_drafter_the_model_arm_is_no_candidate() -> None:
@@ -230,8 +229,7 @@ def test_the_cache_arm_in_force_verifies_what_pays_by_match_and_price(
     for hazard in (0.6, 0.01):
         router = make_router(trusting_policy(hazard), has_model=False, floor=True)
         router.costs = LiveCosts(table, live=False)
-        assert router.floor is not None
-        router.floor.in_force = "cache"
+        router.controller.floor.serving = "cache"
         text = copied(80)
         router.start("r", np.array([*PROMPT, *text], np.int32), RequestOptions(1 << 20, 1 << 21))
         router.observe([Committed("r", text[:9], 0)], 1)
@@ -251,7 +249,7 @@ def test_the_cache_arm_costs_no_more_than_it_foresees_to_bring(
     features[:, FEATURES.index("prob_1")] = rng.uniform(0.2, 1.0, batch)
     features[:, FEATURES.index("match_len")] = matched = rng.integers(1, 33, batch)
     features[:, FEATURES.index("draft_len")] = 4 * matched
-    lengths = lengths_worth(features.view(FEATURE_ROW)[:, 0], batch, 0, 1.5, table.dense)
+    lengths = cache_arm_lengths(features.view(FEATURE_ROW)[:, 0], batch, 0, 1.5, table.dense)
     whole = table.time(batch + 4 * int(matched.sum())) - table.time(batch)
     spent = table.time(batch + int(lengths.sum())) - table.time(batch)
     brings = sum(
@@ -269,36 +267,36 @@ Options = tuple[tuple[float, float], ...]
 
 def cycles(floor: Floor, stretch: np.ndarray, committed: int, outcomes: Options) -> None:
     """Let the floor take in a cycle."""
-    add(floor.state[0], stretch[0], committed, np.array(outcomes), 1)
+    add_cycle(floor.state[0], stretch[0], committed, np.array(outcomes), 1)
 
 
 def test_a_good_past_hides_no_change() -> None:
     """A thousand cycles ten times faster than any fixed arm buy the policy no later loss."""
-    floor, stretch = Floor(has_model=True), np.zeros(1, WINDOW)
+    floor, stretch = Floor(), np.zeros(1, WINDOW)
     ahead: Options = ((10.0, 1.0), (1.0, 1.0), (1.0, 1.2), (1.0, 1.2))
     behind: Options = ((1.0, 1.5), (1.0, 1.0), (2.0, 1.2), (1.0, 1.5))
     for _ in range(1000):
         cycles(floor, stretch, 10, ahead)
-    assert (floor.in_force, floor.falls) == ("policy", 0)
+    assert (floor.serving, floor.fallbacks) == ("policy", 0)
     lasted = 0
-    while floor.in_force == "policy":
+    while floor.serving == "policy":
         cycles(floor, stretch, 1, behind)
         lasted += 1
-    assert floor.in_force == "model"
-    assert lasted <= 2 * STRETCH
-    for _ in range(20 * STRETCH):  # and is held as long as it is far behind
+    assert floor.serving == "model"
+    assert lasted <= 2 * WINDOW_CYCLES
+    for _ in range(20 * WINDOW_CYCLES):  # and is held as long as it is far behind
         cycles(floor, stretch, 1, behind)
-    assert (floor.in_force, floor.falls) == ("model", 1)
+    assert (floor.serving, floor.fallbacks) == ("model", 1)
 
 
 def test_luck_of_one_stretch_relieves_nobody() -> None:
-    floor, stretch = Floor(has_model=False), np.zeros(1, WINDOW)
+    floor, stretch = Floor(), np.zeros(1, WINDOW)
     even: Options = ((1.0, 1.0),) * 4
     unlucky: Options = ((1.0, 1.9), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
     for outcomes in (even, unlucky, even):
-        for _ in range(STRETCH):
+        for _ in range(WINDOW_CYCLES):
             cycles(floor, stretch, 1, outcomes)
-    assert floor.in_force == "policy"
+    assert floor.serving == "policy"
 
 
 def test_a_look_at_the_drafter_goes_to_whom_it_has_least_to_catch_up_with() -> None:
@@ -335,9 +333,9 @@ def outcomes(
 ) -> list[list[float]]:  # fmt: skip
     """Tokens and time of each option."""
     found, cycle, event = np.zeros((len(OPTIONS), 2)), np.zeros(1, CYCLE), np.zeros(1, ROW)
-    cycle["arm"], cycle["wanted"], cycle["wanted_len"] = arm, wanted, wanted_len
+    cycle["arm"], cycle["policy_arm"], cycle["policy_len"] = arm, wanted, wanted_len
     cycle["cached_len"] = draft_len
-    cycle["step"] = step.wanted, step.cached, step.drafting, 0, K, 0, 1
+    cycle["step"] = step.wanted, step.drafting, step.cached, 0, K, 0, 1
     event["batch_size"], event["accepted"], event["verified_len"] = step.batch, accepted, verified
     event["drafted_len"], event["model_accepted"], event["predicted_model"] = drafted, seen, 1.5
     outcomes_of(cycle[0], event[0], COSTS.dense, COSTS.prices, found)

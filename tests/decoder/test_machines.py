@@ -23,7 +23,7 @@ from decoder.core.costs import LiveCosts
 from decoder.core.profiling import levels
 from decoder.core.rate import LiveRate
 from decoder.policy.estimate import survival
-from decoder.policy.pricing import MAX_TOKENS, CostTable, plain_steps
+from decoder.policy.pricing import MAX_TOKENS, CostTable, step_time
 from decoder.policy.rule import CACHE, MODEL
 from tests.decoder.simulated import K, Run, Wanted, trusting_policy, wanted_of, yields_of
 
@@ -132,8 +132,9 @@ def serve(
         run.time.append(us)
         measured = us * float(np.exp(noise.normal(0.0, machine.noise)))
         costs.observe(batch + drafts, batch, drafted, measured)
+        table = costs.table
         if rate is not None:
-            spent = plain_steps(costs.table, batch, drafts, drafted)
+            spent = step_time(table, batch, drafts, drafted) / table.time(batch)
             rate.observe(run.tokens[-1], batch, spent)  # type: ignore[arg-type] -- in the mean
     return run
 
@@ -256,7 +257,7 @@ def test_beside_prompts_drafts_are_as_long_as_brings_the_most_requests_a_second(
     for step in range(3_000):
         reads = prompt if step % 50 == 0 else 0
         length = lengths_of(rows, hazard, rate.value, reads)
-        taken = plain_steps(GPU, rows, rows * length, beside=reads)
+        taken = step_time(GPU, rows, rows * length, prefill=reads) / GPU.time(rows)
         rate.observe(round(committed(length)), rows, taken)
     mine = lengths_of(rows, hazard, rate.value, prompt), lengths_of(rows, hazard, rate.value)
     best = min(itertools.product(range(17), repeat=2), key=lambda lengths: time(*lengths))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decoder.core.guards.floor import PROBE_EVERY
+from decoder.core.guards.controller import PROBE_EVERY
 from decoder.core.payoff.model_arm import FURTHEST, ModelArm, chance_at, chance_of
 from decoder.policy.loops import yields_of_places
 from tests.decoder.simulated import yields_of
@@ -39,7 +39,7 @@ def test_each_place_is_told_from_drafts_of_any_length(length: int) -> None:
 def pass_steps(arm: ModelArm, steps: int) -> None:
     """Steps without a model draft."""
     for _ in range(steps):
-        arm.passed()
+        arm.age()
 
 
 def test_a_look_after_a_long_while_counts_for_much() -> None:
@@ -61,7 +61,7 @@ def test_one_refusal_after_a_long_while_sinks_no_place(place: int, steps: int) -
         arm.observe(drawn(rng, [0.77] * 4), 4)
     pass_steps(arm, steps)
     arm.observe(place, 4)
-    arm.passed()
+    arm.age()
     assert chance_at(arm.odds[place]) > 0.35
     assert best_length(arm) == 4
 
@@ -76,7 +76,7 @@ def decode(arm: ModelArm, chances: list[float], steps: int, rng: np.random.Gener
     """The rate of so many model drafts as long as pays, but for looks of full length."""
     tokens = time = 0.0
     for step in range(steps):
-        arm.passed()
+        arm.age()
         k = best_length(arm) if step % PROBE_EVERY else 4
         accepted = drawn(rng, chances[:k])
         arm.observe(accepted, k)
@@ -121,12 +121,12 @@ def test_the_drafts_of_a_step_count_for_one() -> None:
     """64 drafts of one bad step do not wipe out what hundreds of steps have shown."""
     arm, rng = ModelArm(1.0, 4), np.random.default_rng(0)
     for _ in range(200):
-        arm.passed()
+        arm.age()
         for _ in range(64):
             arm.observe(drawn(rng, [0.8] * 4), 4, 64)
     before = arm.payoff(4)
     assert before == pytest.approx(yields_of(0.8, 4)[-1], abs=0.15)
-    arm.passed()
+    arm.age()
     for _ in range(64):
         arm.observe(0, 4, 64)
     assert arm.payoff(4) > 0.85 * before

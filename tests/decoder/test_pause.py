@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import Floor
-from decoder.core.guards.pause import FIRST_WAIT, LOSS, PROBE, SPENT, SpeculationPause
+from decoder.core.guards.controller import FIRST_WAIT, LOSS, PROBE, SPENT, Controller
+from decoder.core.payoff.model_arm import ModelArm
 from decoder.core.step_timer import StepTimer
 from decoder.core.tracker import Progress
 from tests.decoder.simulated import Router
@@ -28,14 +28,18 @@ class Told:
     awake: np.ndarray
 
 
+def without_drafter() -> Controller:
+    return Controller(ModelArm(2.0, 0))
+
+
 def serve(own: float, gains: Iterable[float], doze: bool = True) -> Told:
     """Steps whose drafts are worth ``gains`` plain steps, at ``own`` plain steps for proposing."""
-    judge, times, awake = SpeculationPause(), [], []
+    judge, times, awake = without_drafter(), [], []
     for gain in gains:
-        looks = judge.awake or not doze
+        looks = judge.proposes or not doze
         awake.append(looks)
         times.append(1.0 + (own - gain) * looks)
-        judge.observe(own * PLAIN * looks, gain * PLAIN * looks, 8, PLAIN)
+        judge.observe(own * looks, gain * looks, 8, PLAIN)
     return Told(float(np.mean(times)), np.array(awake))
 
 
@@ -68,19 +72,19 @@ def test_it_is_never_much_worse_than_the_better_of_sleeping_and_waking(
 
 
 def test_another_batch_or_another_cost_of_a_step_ends_the_sleep() -> None:
-    def asleep() -> SpeculationPause:
-        doze = SpeculationPause()
+    def asleep() -> Controller:
+        doze = without_drafter()
         for _ in range(round(LOSS / 0.2) + 1):
-            doze.observe(0.2 * PLAIN, 0.0, 64, PLAIN)
-        assert not doze.awake
+            doze.observe(0.2, 0.0, 64, PLAIN)
+        assert not doze.proposes
         return doze
 
     for requests, plain in ((16, PLAIN), (200, PLAIN), (64, 3 * PLAIN), (64, 0.4 * PLAIN)):
         doze = asleep()
         doze.observe(0.0, 0.0, 60, 1.1 * PLAIN)
-        assert not doze.awake
+        assert not doze.proposes
         doze.observe(0.0, 0.0, requests, plain)
-        assert doze.awake
+        assert doze.proposes
 
 
 def test_a_router_that_takes_longer_than_the_steps_it_saves_sleeps() -> None:
@@ -88,20 +92,20 @@ def test_a_router_that_takes_longer_than_the_steps_it_saves_sleeps() -> None:
 
 
 def test_a_machine_that_stands_still_for_a_second_is_not_the_routers_doing() -> None:
-    doze = SpeculationPause()
+    doze = without_drafter()
     for step in range(400):
         stalled = step % 100 == 50
-        doze.observe(200 * PLAIN if stalled else 0.02 * PLAIN, 0.1 * PLAIN, 8, PLAIN)
-        assert doze.awake
+        doze.observe(200.0 if stalled else 0.02, 0.1, 8, PLAIN)
+        assert doze.proposes
 
 
 def test_a_process_that_stands_still_puts_no_router_to_sleep() -> None:
     """Nothing is copied for a while: two stalls of the router's own would have been enough."""
-    router = Router(floor=Floor(has_model=False), costs=LiveCosts())
-    assert router.pause is not None
+    router = Router(guarded=True)
+    router.costs = LiveCosts()
     for step in range(300):
         own = PLAIN * (50.0 if step % 30 == 29 else 0.002)
         router.costs.proposed(1, own)
         router.costs.observe(1, 1, 0, PLAIN)
         router._learn(router.report(["r"], step_tokens=1), StepTimer(exposed_us=own), ONE, 0.0)
-        assert router.pause.awake, step
+        assert router.controller.proposes, step

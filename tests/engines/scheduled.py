@@ -19,11 +19,11 @@ import torch
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.core.costs import LiveCosts
+from decoder.core.guards.prefill_budget import PrefillBudget
 from decoder.engines.vllm.adapter import Adapter
 from decoder.engines.vllm.requirements import longest_draft, within
 from decoder.engines.vllm.v1 import runner as v1
 from decoder.engines.vllm.v1.drafter import DeferredDrafter
-from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
 from tests.decoder.simulated import trusting_policy

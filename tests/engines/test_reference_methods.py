@@ -12,7 +12,6 @@ from decoder.contracts.bundle import OUTPUTS, Policy
 from decoder.contracts.errors import EngineError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import Floor
 from decoder.engines.reference.generation import Generation, Sampling
 from decoder.engines.reference.method import Method
 from decoder.engines.reference.session import Session
@@ -56,7 +55,7 @@ def test_output_is_the_same_while_variants_alternate() -> None:
     seed = 0
     engine = tiny_engine(seed)
     hybrid = method("hybrid", policy=learned_policy())
-    session, log = session_of(engine, hybrid, floor=Floor(True))
+    session, log = session_of(engine, hybrid, guarded=True)
     trial = replace(learned_policy(), role="trial", share=0.2, threshold=0.0)
     names = ("plain", "suffix", "model", "first")
     interleaver = Interleaver(names, 0.8, {"trial": trial}, learned_policy(), seed)
@@ -175,7 +174,7 @@ def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: boo
     table = CostTable("dear", (1, 101), (1.0, 11.0), draft_us=0.2)
     engine, served = tiny_engine(2), Method("served", policy, model)
     fixed, log = session_of(engine, served, costs=LiveCosts(table, live=False))
-    live = Session(engine, served, costs=LiveCosts(table), floor=Floor(model))
+    live = Session(engine, served, costs=LiveCosts(table), guarded=True)
     for seed in range(2):
         prompt = tiny_prompt(seed)
         expected = Session(engine, method("greedy")).generate(prompt, 60).tokens

@@ -13,8 +13,8 @@ import torch
 
 from decoder.contracts.bundle import Policy
 from decoder.core.choice import Chosen, Step
+from decoder.core.guards.prefill_budget import LIMIT, PrefillBudget
 from decoder.engines.vllm.v1.drafter import Piece
-from decoder.engines.vllm.v1.prefill_budget import LIMIT, PrefillBudget
 from decoder.policy.rule import NONE
 from tests.decoder.simulated import model_alone
 from tests.engines.configs import config
@@ -102,8 +102,8 @@ def alike(name: str) -> Sequence[int]:
 def wherever_it_can(policy: Policy, step: Step) -> Chosen:
     """A model draft of each request that can have one."""
     chosen = model_alone(3)(policy, step)
-    for name, value in (("wanted", NONE), ("length", 0)):
-        step.candidates[name][step.unable] = value
+    for name, value in (("policy_arm", NONE), ("length", 0)):
+        step.candidates[name][step.candidates["unable"] > 0] = value
     return chosen
 
 
@@ -117,7 +117,7 @@ class Serves:
     def __init__(self, blocks: int = 2_000, tokens: int = 16) -> None:
         self.account = Late(14, 1)
         self.e = Scheduled(config(tokens=tokens), alike, budget=self.account, blocks=blocks)
-        self.e.worker.router._rule = wherever_it_can
+        self.e.worker.router.rule = wherever_it_can
         self.e.worker.router.interleaver = None
         self.drafted, self.blind = list[str](), set[str]()
         drafted = self.e.worker.router.drafted

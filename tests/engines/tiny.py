@@ -14,7 +14,6 @@ from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.core.choice import choose
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import Floor
 from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.method import Method
@@ -103,12 +102,12 @@ def all_methods() -> list[Method]:
 
 
 def session_of(
-    engine: ReferenceEngine, m: Method, costs: LiveCosts | None = None, floor: Floor | None = None
+    engine: ReferenceEngine, m: Method, costs: LiveCosts | None = None, guarded: bool = False
 ) -> tuple[Session, KeepingLog]:
     """A session and the log of its events."""
     rule = m.rule() if m.rule is not None else None
     log = KeepingLog(rule.update if rule is not None else None)
-    return Session(engine, m, costs, floor, log, rule or choose), log
+    return Session(engine, m, costs, guarded, log, rule or choose), log
 
 
 def labelling(threshold: float, model: bool, **changes: Any) -> Method:

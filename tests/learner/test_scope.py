@@ -17,7 +17,7 @@ from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint, scopes, state
 from learner.checkpoint import Store
-from learner.evaluation.contest import CALIBRATED, FIRST, Challenger
+from learner.evaluation.contest import FIRST, RETUNED, Challenger
 from learner.evaluation.skill import skill_of
 from learner.scope import BLOCK, Scope
 from learner.scopes import Scopes
@@ -80,24 +80,13 @@ def test_a_change_of_costs_alone_retunes_a_threshold() -> None:
     settings = SETTINGS.model_copy(update={"kind": "payoff"})
     scope = Scope("s", settings, served_one)
     scope.feed(rows_of(40, seed=5))
-    seat = scope.contest.seats[CALIBRATED]
-    assert seat is not None and seat.origin == "calibrated" and seat.policy.threshold > 0.5
+    seat = scope.contest.seats[RETUNED]
+    assert seat is not None and seat.origin == "retuned" and seat.policy.threshold > 0.5
     assert all(
         np.array_equal(mine, theirs)
         for one, other in zip(seat.policy.layers, served_one.layers, strict=True)
         for mine, theirs in zip(one, other, strict=True)
     )
-
-
-def test_the_champion_recalibrated_contends_from_the_first_block_on(first: Policy) -> None:
-    scope = Scope("s", SETTINGS, first)
-    scope.feed(rows_of(20, seed=6, sign=-1))
-    seat = scope.contest.seats[CALIBRATED]
-    assert seat is not None and seat.since <= 2 * BLOCK
-    others = rows_of(40, seed=99, sign=-1)
-    moved = scope.calibration.of(first)
-    assert from_bytes(to_bytes(moved), "s").kind == "survival"
-    assert error(moved, others) < 0.8 * error(first, others)
 
 
 def test_steps_are_fewer_where_drafts_come_faster() -> None:

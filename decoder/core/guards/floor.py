@@ -14,7 +14,7 @@ the shadow, and returns when it is as far ahead.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +23,19 @@ from decoder.compiled import ConstantArray, compiled, entry_point
 from decoder.contracts.bundle import MAX_DRAFT
 from decoder.contracts.features import FEATURE_ROW
 from decoder.drafting.matches import BACK
-from decoder.policy.loops import drafting_time, part, token_value, verifying
-from decoder.policy.rule import CACHE, MODEL
+from decoder.policy.loops import cost_share, drafting_time, token_value, verifying
+from decoder.policy.rule import CACHE, MODEL, NONE
 
 Option = Literal["policy", "none", "model", "cache"]
 OPTIONS: Final[tuple[Option, ...]] = ("policy", "none", "model", "cache")
 POLICY, NOTHING, MODELLED, CACHED = range(4)
+Dense = NDArray[np.float64]
+Prices = tuple[float, float, float]
 FLOOR: Final = np.dtype(
     [
-        ("in_force", "i8"),  # the serving option
-        ("falls", "i8"),  # fallbacks so far
-        ("has_model", "i8"),
+        ("enabled", "i8"),  # 0: the policy always decides
+        ("serving", "i8"),  # the option that decides
+        ("fallbacks", "i8"),  # so far
         ("needed", "f8", (len(OPTIONS),)),  # recent steps that each option needed, decayed
         ("ahead", "f8", (len(OPTIONS),)),  # its lead over the serving option, in steps
     ],
@@ -51,7 +53,7 @@ WINDOW: Final = np.dtype(
 )
 """Sums over consecutive cycles of one request."""
 
-STRETCH: Final = 8
+WINDOW_CYCLES: Final = 8
 """Cycles of a request per window, as in the learner."""
 DECAY: Final = 0.9
 """Decay of the reported ``needed`` per window: about eighty cycles."""
@@ -60,13 +62,6 @@ EVIDENCE: Final = 8.0
 requests (a wrong price, a kind of text) is counted once per request."""
 TOLERANCE: Final = 0.01
 """Allowed relative loss against a fixed arm."""
-PROBE_EVERY: Final = 64
-"""Steps without a model draft after which one is probed, to notice a recovered drafter."""
-DOUBT: Final = 0.07
-"""Relative uncertainty of a step's cost against a plain step above which a plain step is probed:
-draft costs are measured from it, and if it were overestimated it would never be run."""
-PLAIN_EVERY: Final = 16
-"""Steps between two checks of that uncertainty, counted from the last plain step."""
 CUTS: Final = tuple(0.6 * 0.8**k for k in range(11))
 """Candidate survival thresholds below which a draft is cut; the best one for a step is used."""
 _SUMS: Final = np.append(0.0, np.cumsum(1.0 / np.arange(1, BACK + MAX_DRAFT + 1)))
@@ -81,7 +76,7 @@ def cut_at(features: Any, least: float) -> int:
 
 
 @entry_point
-def lengths_worth(
+def cache_arm_lengths(
     drafts: Annotated[NDArray[Any], FEATURE_ROW],
     rows: int,
     prefill: int,
@@ -117,75 +112,87 @@ def lengths_worth(
     return lengths
 
 
-@compiled
-def outcomes_of(
-    cycle: Any,
-    event: Any,
-    dense: NDArray[np.float64],
-    prices: tuple[float, float, float],
-    outcomes: NDArray[np.float64],
-) -> None:
-    """Fill ``outcomes`` [options, 2] with each option's counterfactual tokens and microseconds in a
-    cycle.
+class OptionChoice(NamedTuple):
+    """What an option chose for a request, and for its step."""
 
-    If a chosen model draft was not made (drafter failed, no room in the scheduler), no option would
-    have had it: it yields nothing, and costs drafting only if that ran.
+    arm: int
+    length: int  # draft tokens of the request
+    step_tokens: int  # draft tokens of all requests
+    step_models: int  # requests with a model draft
+
+
+@compiled
+def outcome_of(
+    choice: OptionChoice, cycle: Any, event: Any, dense: Dense, prices: Prices
+) -> tuple[float, float]:
+    """Counterfactual tokens and microseconds of ``choice`` in a cycle.
+
+    If a model draft that was to be made was not (drafter failed, no room in the scheduler), no
+    option would have had it: it yields nothing, and costs drafting only if that ran.
 
     Args:
         cycle, event: its rows in the table.
         dense, prices: of the current cost table.
     """
-    step, batch, prefill = cycle["step"], int(event["batch_size"]), cycle["step"]["prefill_tokens"]
-    model_len, cached_len = step["model_len"], cycle["cached_len"]
-    for option in range(len(outcomes)):
-        outcomes[option, 0] = 1.0
-        outcomes[option, 1] = part(batch, 0, 0, 0.0, 1, prefill, dense)
-    outcomes[CACHED, 0] = 1.0 + min(event["accepted"], cached_len)
-    outcomes[CACHED, 1] = part(batch, cached_len, step["all_cached"], 0.0, 1, prefill, dense)
-    if model_len:
-        seen = event["model_accepted"]  # -1: none was verified
-        yielded, length = float(seen) if seen >= 0 else event["predicted_model"], model_len
-        time = drafting_time(model_len, batch, prices)
-        if cycle["arm"] == MODEL and not event["verified_len"]:
-            yielded, length = 0.0, 0
-            time = time if event["drafted_len"] else 0.0
-        outcomes[MODELLED, 0] = 1.0 + yielded
-        outcomes[MODELLED, 1] = part(batch, length, model_len * batch, time, batch, prefill, dense)
-        if cycle["wanted"] == MODEL:
-            us = part(batch, length, step["all_wanted"], time, step["drafting"], prefill, dense)
-            outcomes[POLICY, 0] = 1.0 + yielded
-            outcomes[POLICY, 1] = us
-    if cycle["wanted"] == CACHE:
-        wanted_len = cycle["wanted_len"]
-        us = part(batch, wanted_len, step["all_wanted"], 0.0, 1, prefill, dense)
-        outcomes[POLICY, 0] = 1.0 + min(event["accepted"], wanted_len)
-        outcomes[POLICY, 1] = us
+    step, batch, length = cycle["step"], int(event["batch_size"]), choice.length
+    tokens, drafting_us, models = 1.0, 0.0, 1
+    if choice.arm == CACHE:
+        tokens += min(event["accepted"], length)
+    elif choice.arm == MODEL:
+        models, drafting_us = choice.step_models, drafting_time(length, batch, prices)
+        accepted = event["model_accepted"]  # -1: none was verified
+        if cycle["arm"] != MODEL or event["verified_len"]:
+            tokens += accepted if accepted >= 0 else event["predicted_model"]
+        else:
+            length, drafting_us = 0, drafting_us if event["drafted_len"] else 0.0
+    prefill = step["prefill_tokens"]
+    share = cost_share(batch, length, choice.step_tokens, drafting_us, models, prefill, dense)
+    return tokens, share
 
 
 @compiled
-def judge(floor: Any, steps: NDArray[np.float64]) -> None:
+def outcomes_of(
+    cycle: Any, event: Any, dense: Dense, prices: Prices, outcomes: NDArray[np.float64]
+) -> None:
+    """Fill ``outcomes`` [options, 2] with each option's :func:`outcome_of` a cycle. Another policy
+    would be one more option: its choice in the cycle, its totals in the step, its line here."""
+    step, k = cycle["step"], cycle["step"]["model_len"]
+    batch: Any = np.int64(event["batch_size"])  # int32 there: all choices have one type
+    policy = OptionChoice(
+        cycle["policy_arm"], cycle["policy_len"], step["policy_tokens"], step["policy_models"]
+    )
+    model = OptionChoice(MODEL if k else NONE, k, k * batch, batch)
+    cache = OptionChoice(CACHE, cycle["cached_len"], step["cached_tokens"], 0)
+    outcomes[POLICY] = outcome_of(policy, cycle, event, dense, prices)
+    outcomes[NOTHING] = outcome_of(OptionChoice(NONE, 0, 0, 0), cycle, event, dense, prices)
+    outcomes[MODELLED] = outcome_of(model, cycle, event, dense, prices)
+    outcomes[CACHED] = outcome_of(cache, cycle, event, dense, prices)
+
+
+@compiled
+def update_test(floor: Any, steps: NDArray[np.float64]) -> None:
     """Update the test with a window in which each option needs ``steps``. Mutates ``floor``."""
-    needed, ahead, serving_steps = floor["needed"], floor["ahead"], steps[floor["in_force"]]
+    needed, ahead, serving_steps = floor["needed"], floor["ahead"], steps[floor["serving"]]
     for option in range(len(steps)):
         needed[option] = DECAY * needed[option] + steps[option]
-        if option == MODELLED and not floor["has_model"]:
-            continue
         option_steps = steps[option] if option == POLICY else steps[option] * (1.0 + TOLERANCE)
         ahead[option] = max(ahead[option] + serving_steps - option_steps, 0.0)
     best = NOTHING
     for option in (MODELLED, CACHED):
         if ahead[option] > ahead[best]:
             best = option
-    if floor["in_force"] != POLICY and ahead[POLICY] > EVIDENCE:
+    if floor["serving"] != POLICY and ahead[POLICY] > EVIDENCE:
         best = POLICY
     if ahead[best] > EVIDENCE:
-        floor["falls"] += floor["in_force"] == POLICY
-        floor["in_force"] = best
+        floor["fallbacks"] += floor["serving"] == POLICY
+        floor["serving"] = best
         ahead[:] = 0.0
 
 
 @compiled
-def add(floor: Any, window: Any, committed: int, outcomes: NDArray[np.float64], batch: int) -> None:
+def add_cycle(
+    floor: Any, window: Any, committed: int, outcomes: NDArray[np.float64], batch: int
+) -> None:
     """Add one cycle of a step of ``batch`` requests to a window; a full window updates the test.
     Mutates ``floor`` and ``window``."""
     window["cycles"] += 1.0
@@ -195,7 +202,7 @@ def add(floor: Any, window: Any, committed: int, outcomes: NDArray[np.float64], 
         window["committed"][option] += outcomes[option, 0]
         window["time"][option] += outcomes[option, 1]
     cycles = window["cycles"]
-    if cycles >= STRETCH:
+    if cycles >= WINDOW_CYCLES:
         plain = window["time"][NOTHING] / cycles * (window["requests"] / cycles)
         steps = np.empty(len(outcomes))
         for option in range(len(outcomes)):
@@ -204,45 +211,41 @@ def add(floor: Any, window: Any, committed: int, outcomes: NDArray[np.float64], 
         window["cycles"] = window["requests"] = window["tokens"] = 0.0
         window["committed"][:] = 0.0
         window["time"][:] = 0.0
-        judge(floor, steps)
+        update_test(floor, steps)
 
 
 class Floor:
-    """Compares the policy with the fixed arms of one worker. Written by the engine's thread."""
+    """The test of one worker, in ``state`` (:data:`FLOOR` [1]). For the engine's thread."""
 
-    def __init__(self, has_model: bool) -> None:
+    def __init__(self, enabled: bool = True) -> None:
         self.state = np.zeros(1, FLOOR)
-        self.state["has_model"] = has_model
+        self.state["enabled"] = enabled
 
     @property
-    def needed(self) -> NDArray[np.float64]:
-        """Recent steps that each option needed, decayed."""
-        steps: NDArray[np.float64] = self.state["needed"][0]
-        return steps
+    def serving(self) -> Option:
+        """The option that decides."""
+        return OPTIONS[int(self.state["serving"][0])]
+
+    @serving.setter
+    def serving(self, option: Option) -> None:
+        self.state["serving"] = OPTIONS.index(option)
 
     @property
-    def ahead(self) -> NDArray[np.float64]:
-        """Lead of each option over the serving one, in plain steps."""
-        steps: NDArray[np.float64] = self.state["ahead"][0]
-        return steps
-
-    @property
-    def in_force(self) -> Option:
-        """The serving option."""
-        return OPTIONS[int(self.state["in_force"][0])]
-
-    @in_force.setter
-    def in_force(self, option: Option) -> None:
-        self.state["in_force"] = OPTIONS.index(option)
-
-    @property
-    def falls(self) -> int:
+    def fallbacks(self) -> int:
         """Fallbacks so far."""
-        return int(self.state["falls"][0])
+        return int(self.state["fallbacks"][0])
 
     @property
     def advantage(self) -> float:
         """Time of the best fixed arm over the policy's on recent windows; above 1 is faster."""
-        fixed = [NOTHING, CACHED, *([MODELLED] if self.state["has_model"][0] else [])]
-        policy_steps = float(self.needed[POLICY])
-        return float(self.needed[fixed].min()) / policy_steps if policy_steps > 0 else 1.0
+        policy, *fixed = self.state["needed"][0].tolist()
+        return min(fixed) / policy if policy > 0.0 else 1.0
+
+    def fall_back(self, candidates: NDArray[Any]) -> None:
+        """Replace the arms of ``candidates`` by the fixed arm that serves. Mutates."""
+        serving, arms = self.serving, candidates["arm"]
+        if serving == "model":
+            arms[candidates["unable"] == 0] = MODEL
+        else:
+            arms[:] = NONE
+            arms[candidates["draft"] >= 0] = CACHE if serving == "cache" else NONE

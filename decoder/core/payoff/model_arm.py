@@ -36,11 +36,11 @@ FURTHEST: Final = 4.0
 """Bound of the log-odds: a chance of 0.018 or 0.982, from which a position can recover."""
 AGES: Final = 600.0
 """Time constant, in steps without a draft that reaches a position, by which its past decays."""
-LOOK_RATE: Final = 25.0
+PROBE_RATE: Final = 25.0
 """Learning rate of a probe at a position that was given up, times the square of the weight lost
-since with time constant ``LOOK_AGES`` (steps). An unused drafter may have changed, and one probe
+since with time constant ``PROBE_AGES`` (steps). An unused drafter may have changed, and one probe
 must be able to restore it. It is bounded by ``FURTHEST`` and shrinks as the estimate grows."""
-LOOK_AGES: Final = 150.0
+PROBE_AGES: Final = 150.0
 GIVEN_UP: Final = 6
 """Exponent of the rejection chance in the learning rate of a probe."""
 
@@ -76,7 +76,7 @@ def observe_model(
         accept, chance, unseen = position < accepted, chance_at(odds[position]), seen[position]
         outcomes = min(seen[length + position], FIRST * drafts / RATE) * np.exp(-unseen / AGES)
         rate = max(RATE / drafts, FIRST / (FIRST + outcomes))
-        probe_rate = min(LOOK_RATE * (1.0 - np.exp(-unseen / LOOK_AGES)) ** 2, FURTHEST)
+        probe_rate = min(PROBE_RATE * (1.0 - np.exp(-unseen / PROBE_AGES)) ** 2, FURTHEST)
         probe_rate *= (1.0 - chance) ** GIVEN_UP
         if probe_rate > rate:
             rate, outcomes = probe_rate, 0.0 if accept else outcomes  # the past no longer holds
@@ -102,7 +102,7 @@ class ModelArm:
         """Steps since a model draft was verified."""
         return int(self.seen[0]) if len(self.odds) else 0
 
-    def passed(self) -> None:
+    def age(self) -> None:
         """Age all positions by one step. Mutates."""
         self.seen[: len(self.odds)] += 1.0
 

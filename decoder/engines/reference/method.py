@@ -12,7 +12,6 @@ from decoder.contracts.features import FloatArray
 from decoder.core.choice import Chosen, Step, choose
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
-from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
@@ -52,7 +51,7 @@ class Method:
         cache: SuffixCache | None,
         token_classes: FloatArray,
         costs: LiveCosts | None,
-        floor: Floor | None,
+        guarded: bool,
         sink: Sink | None = None,
         rule: Callable[[Policy, Step], Chosen] = choose,
     ) -> DraftRouter:
@@ -63,7 +62,9 @@ class Method:
         """
         if self.rule is not None and rule is choose:
             raise EngineError(f"method {self.name!r} decides by a rule: pass it.")
-        return DraftRouter(
-            cache, self.policy, token_classes, sink or Sink(None), self.model,
-            model_draft_tokens=self.longest(settings), costs=costs, floor=floor, rule=rule,
+        router = DraftRouter(
+            cache, self.policy, token_classes, sink or Sink(None),
+            model_len=self.longest(settings) * self.model, guarded=guarded,
         )  # fmt: skip
+        router.costs, router.rule = costs or router.costs, rule
+        return router

@@ -15,7 +15,6 @@ from decoder.contracts.errors import EngineError
 from decoder.core.choice import Chosen, choose
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
-from decoder.core.guards.floor import Floor
 from decoder.core.requests import Decision, RequestOptions, StepReport
 from decoder.drafting.suffix import SuffixCache
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
@@ -37,7 +36,7 @@ class Session:
         engine: ReferenceEngine,
         method: Method,
         costs: LiveCosts | None = None,
-        floor: Floor | None = None,
+        guarded: bool = False,
         sink: Sink | None = None,
         choice: Callable[..., Chosen] = choose,
     ) -> None:
@@ -46,7 +45,7 @@ class Session:
         self.engine, self.method = engine, method
         self.cache = SuffixCache(method.drafting(engine.settings)) if method.cache else None
         self.router = method.router(
-            engine.settings, self.cache, engine.token_classes, costs, floor, sink, choice
+            engine.settings, self.cache, engine.token_classes, costs, guarded, sink, choice
         )
         self._requests = 0
 

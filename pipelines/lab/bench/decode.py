@@ -22,7 +22,6 @@ from rich.console import Console
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import HvdError, SettingsError
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import Floor
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.lab.bench import methods
@@ -104,15 +103,15 @@ def run(
         @cache
         def opened(place: int) -> tuple[list[TokenPrompt], dict[str, Session]]:
             """Prompts and sessions of a dataset, warmed up; who decides by costs has a server's
-            floor."""
+            guards."""
             how = room, selection.too_long, results.problem
             fits = fitting(sets[place], engine.tokenizer, *how)
             usable = list(itertools.islice(fits, limit + selection.warmup))
             sessions = dict[str, Session]()
             for m in made:
                 mine = costs.get(m.name)
-                floor = Floor(m.model) if mine is not None and m.rule is None else None
-                sessions[m.name] = Session(engine, m, mine, floor, *deciding(m))
+                guarded = mine is not None and m.rule is None
+                sessions[m.name] = Session(engine, m, mine, guarded, *deciding(m))
             for prompt in usable[limit:]:
                 for name, session in sessions.items():
                     tick(f"warming up {sets[place].name}: {name}")
@@ -143,7 +142,7 @@ def warm_up_machine(engine: ReferenceEngine, made: Sequence[Method]) -> dict[str
     length, answer = MACHINE_WARM_UP
     prompt = [1 + i % 8 for i in range(length)]
     for method in made:
-        Session(engine, method, None, None, *deciding(method)).generate(prompt, answer)
+        Session(engine, method, None, False, *deciding(method)).generate(prompt, answer)
     learned = [m for m in made if m.policy.kind == "survival" or m.rule is not None]
     return {m.name: profile(engine, m) for m in learned}
 

@@ -29,7 +29,6 @@ from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import HvdError, SettingsError
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
-from decoder.core.guards.floor import Floor
 from decoder.core.payoff.token_classes import token_classes_of
 from decoder.core.router import Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
@@ -146,10 +145,10 @@ class Player:
             by = method(name, policy=first_policy(ANY_SCOPE) if learned else None)
             self.router = DraftRouter(
                 SuffixCache(by.drafting(settings)), by.policy, classes,
-                Sink(Ring(settings.queue_size)), by.model, model_draft_tokens=e.k,
-                longest=LONGEST, costs=LiveCosts(costs, live=learned),
-                floor=Floor(True) if learned else None,
+                Sink(Ring(settings.queue_size)), model_len=e.k * by.model, longest=LONGEST,
+                guarded=learned,
             )  # fmt: skip
+            self.router.costs = LiveCosts(costs, live=learned)
         self.slots = [Slot(place, lane) for place, lane in enumerate(lanes)]
         self.forget()
         self._enter(self.slots)
@@ -244,6 +243,7 @@ class Player:
     def told(self) -> Report:
         """What came of it; seconds and rates are of whole rounds."""
         (tokens, seconds), n = map(sum, zip(*self.rounds, strict=True)), self.cycles
+        guards = self.router.controller if self.router else None
         return {
             "method": self.name, "model_accepts": self.mean or None, "tok_per_s": tokens / seconds,
             "tok_per_s_decision_free": tokens / max(seconds - self.exposed_s, 1e-9),
@@ -252,7 +252,7 @@ class Player:
             "tokens_a_cycle": self.tokens / n,
             "arms": {arm: count / n for arm, count in sorted(self.arms.items())},
             "tokens": tokens, "seconds": seconds, "steps": self.steps, "rounds": self.rounds,
-            "floor": self.router.floor.in_force if self.router and self.router.floor else None,
+            "floor": guards.floor.serving if guards and self.name == "hybrid" else None,
         }  # fmt: skip
 
 

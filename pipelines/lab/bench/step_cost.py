@@ -25,7 +25,6 @@ from decoder.contracts.errors import EngineError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
-from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
@@ -230,11 +229,13 @@ def make_router(policy: Policy) -> DraftRouter:
     classes = (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.2).astype(np.float32)
     # Flat to some 250 tokens, then steep: a GPU's step, where drafting for 64 requests still pays.
     table = CostTable("bench", (1, 256, 4096), (5e3, 5.5e3, 9e4), 200.0, 300.0)
-    costs, floor = LiveCosts(table, live=False), Floor(True)
-    cache = SuffixCache(WorkerSettings.load())
-    return DraftRouter(
-        cache, policy, classes, Sink(None), True, longest=LONGEST, costs=costs, floor=floor
-    )
+    settings = WorkerSettings.load()
+    router = DraftRouter(
+        SuffixCache(settings), policy, classes, Sink(None), model_len=settings.model_draft_tokens,
+        longest=LONGEST, guarded=True,
+    )  # fmt: skip
+    router.costs = LiveCosts(table, live=False)
+    return router
 
 
 def measure(
@@ -330,7 +331,8 @@ def _tokens(pool: Pool) -> int:
     """Tokens in all windows."""
     windows, tokens = pool.windows[pool.windows["mask"] > 0], 0
     for begin, mask, first, end, *_ in windows.tolist():
-        tokens += int(np.count_nonzero(pool.text[begin + (np.arange(first, end) & mask)] != END))
+        text = pool.text[begin + (np.arange(first, end) & mask)]
+        tokens += int(np.count_nonzero(text != END))
     return tokens
 
 

@@ -22,7 +22,6 @@ from decoder.contracts.features import FloatArray
 from decoder.contracts.trials import Round
 from decoder.core.choice import choose
 from decoder.core.costs import LiveCosts
-from decoder.core.guards.floor import Floor
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.experiment.block import StepOutcome
@@ -68,10 +67,14 @@ class Learning:
     ``ended`` those after which a comparison ended, with its outcome.
     """
 
-    def __init__(self, champion: Policy, rollout: Literal["auto", "off"] = "auto") -> None:
-        """A new scope that begins with ``champion``; with ``off`` what wins is served at once."""
+    def __init__(
+        self, champion: Policy, rollout: Literal["auto", "off"] = "auto",
+        kind: Literal["survival", "payoff"] = "survival",
+    ) -> None:  # fmt: skip
+        """A new scope that begins with ``champion`` and trains networks of ``kind``; with ``off``
+        what wins is served at once."""
         # all is learned from: recordings outrun a clock
-        self.settings = LearnerSettings(rows_per_second=1e9, rollout=rollout)
+        self.settings = LearnerSettings(rows_per_second=1e9, rollout=rollout, kind=kind)
         first = replace(champion, scope="drift", version=1)
         self.scope = Scope("drift", self.settings, first)
         self.policies: dict[str, Policy] = {}
@@ -229,18 +232,10 @@ def decode(
     """
     rule = worker.rule() if worker.rule is not None else None
     clock, cache = _Clock(rule.update if rule else None), SuffixCache(worker.settings)
-    router = DraftRouter(
-        cache,
-        policy,
-        token_classes,
-        clock,
-        True,
-        model_draft_tokens=worker.settings.model_draft_tokens,
-        rule=rule or choose,
-        costs=_RecordedCosts(costs[0], live=worker.adapts),
-        floor=Floor(True) if worker.adapts else None,
-        interleaver=interleaver,
-    )
+    k = worker.settings.model_draft_tokens
+    router = DraftRouter(cache, policy, token_classes, clock, model_len=k, guarded=worker.adapts)
+    router.costs = _RecordedCosts(costs[0], live=worker.adapts)
+    router.rule, router.interleaver = rule or choose, interleaver
     made = Run.of(len(requests))
     engine = Engine(router, cache, [r.trace for r in requests], usual=False)
     for index, request in enumerate(requests):

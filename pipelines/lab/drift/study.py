@@ -6,6 +6,7 @@ name             policy                                                         
 frozen           all features, survival by the rate rule, and what a worker adapts   no
 first            the policy that any scope begins with                               no
 adaptive         ``first``, with the learner                                         yes
+payoff           the same, and what it trains is the paper's network                 yes
 river-linear     an online linear regression of river                                itself
 river-tree       a Hoeffding tree of river                                           itself
 refit            as ``frozen``, trained on other traffic like that since the change  no
@@ -17,7 +18,7 @@ And how often the detector speaks where nothing changes: one kind of text is dec
 first policy, and what its drafts told comes again and again, sessions drawn with replacement, each
 under a name of its own, a few side by side, into the learner's own scope. Networks, contest and
 detector do all their work. A session drawn twice is known to the network that remembers it, which
-favours the careful one, and so fewer alarms.
+favours the slow one, and so fewer alarms.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ from pipelines.lab.replay.traces import files_of, read
 from pipelines.replay.engine import Simulator, Trace
 from pipelines.reports import Step
 
-NAMES: Final = ("frozen", "first", "adaptive", *RIVALS, "refit")
+PAYOFF: Final = "payoff"
+NAMES: Final = ("frozen", "first", "adaptive", PAYOFF, *RIVALS, "refit")
 KNOWN: Final = 100
 """Generations that were there to train on before the change."""
 OTHERS: Final = 200
@@ -195,7 +197,9 @@ def _one(
     for name in policies:
         told()
         policy, worker = columns.column(name)
-        learning = Learning(policy) if name == LEARNS else None
+        learning = None
+        if name in (LEARNS, PAYOFF):
+            learning = Learning(policy, kind="payoff" if name == PAYOFF else "survival")
         served = learning.scope.champion if learning else policy
         run = decode(
             sent.requests, costs, served, worker, library.token_classes,

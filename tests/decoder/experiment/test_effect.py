@@ -12,7 +12,16 @@ from scipy.stats import norm, t
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
 from decoder.contracts.trials import PLAIN, Block, Round
-from decoder.experiment.effect import FEWEST, FEWEST_AT_END, effect, effect_of, pairs_to_tell
+from decoder.experiment.effect import (
+    FEWEST,
+    FEWEST_AT_END,
+    TIGHTEST,
+    UNKNOWN,
+    effect,
+    effect_of,
+    gain_effect,
+    pairs_to_tell,
+)
 
 Drawn = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 
@@ -124,7 +133,7 @@ def test_an_interval_of_few_pairs_is_as_wide_as_students_is() -> None:
         pulls = (mine / x) @ [1.0, -1.0] - (other / y) @ [1.0, -1.0]
         z = math.log(found.high / found.ratio) * math.sqrt(n) / pulls.std(ddof=1)
         normal = norm.isf(t.sf(z, n - 1))  # what it would be, were the spread known
-        weight = (-2.0 * math.log(0.05) + math.log(1.0 - 2.0 * math.log(0.05))) / 100
+        weight = (-2.0 * math.log(0.05) + math.log(1.0 - 2.0 * math.log(0.05))) / TIGHTEST
         spread = n * weight + 1.0
         bound = math.sqrt(2.0 * spread / (n * weight) * math.log(math.sqrt(spread) / 0.05))
         assert normal == pytest.approx(bound, rel=0.04)
@@ -137,3 +146,14 @@ def test_pairs_that_would_tell_a_loss_do() -> None:
     found = effect(mine, other)
     assert 0.015 < math.log(found.high / found.ratio) < 0.06
     assert pairs_to_tell(effect(mine[:5], other[:5]), 0.03) == math.inf
+
+
+def test_a_gain_by_labels_is_a_ratio_of_sums_whatever_size_clusters_have() -> None:
+    rng = np.random.default_rng(4)
+    steps = rng.uniform(10.0, 400.0, 60)
+    found = gain_effect(0.05 * steps + rng.normal(0.0, 2.0, 60), steps)
+    assert found.low < 1.05 < found.high and found.low > 1.03
+    assert gain_effect(0.05 * steps, steps).low == pytest.approx(1.05)
+    few = gain_effect(steps[: FEWEST - 1], steps[: FEWEST - 1])
+    assert (few.ratio, few.low, few.high) == (2.0, 0.0, math.inf)
+    assert gain_effect([], []) == gain_effect([1.0], [0.0]) == UNKNOWN

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ import pytest
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy, frequency_policy
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 from decoder.core.choice import Chosen, Step, choose
-from decoder.core.guards.floor import Floor
 from decoder.core.router import RequestOptions
 from decoder.drafting.drafts import STOCK
 from decoder.drafting.suffix import SuffixCache
@@ -28,10 +27,12 @@ def playing(
     names: tuple[str, ...] = EVERYBODY,
     holdout: float = 0.9,
     held: dict[str, Policy] | None = None,
-    **rest: Any,
+    rule: Callable[[Policy, Step], Chosen] = choose,
 ) -> Router:
     interleaver = Interleaver(names, holdout, held or {}, first_policy("s"), seed=1)
-    return Router(frequency_policy("s"), True, floor=Floor(True), interleaver=interleaver, **rest)
+    router = Router(frequency_policy("s"), True, guarded=True)
+    router.interleaver, router.rule = interleaver, rule
+    return router
 
 
 def decode(router: Router, requests: int, tokens: int = 150) -> int:
@@ -102,10 +103,10 @@ def test_a_stock_lookup_leaves_no_trace_in_later_ones() -> None:
 def test_the_worker_learns_to_serve_from_the_champion_alone() -> None:
     router = playing(names=(PLAIN,))
     rates, naps = [], []
-    assert router.interleaver is not None and router.pause is not None
-    observe, doze = router.rate.observe, router.pause.observe
+    assert router.interleaver is not None
+    observe, doze = router.rate.observe, router.controller.observe
     router.rate.observe = lambda *a: (rates.append(router.interleaver.active), observe(*a))  # type: ignore
-    router.pause.observe = lambda *a: (naps.append(router.interleaver.active), doze(*a))  # type: ignore
+    router.controller.observe = lambda *a: (naps.append(router.interleaver.active), doze(*a))  # type: ignore
     decode(router, 20)
     assert len(router.kept.every) > len(rates) > 0
     told = sum(e.side in ("", CHAMPION) for e in router.kept.every)
@@ -145,15 +146,15 @@ def test_a_step_that_is_chosen_again_is_counted_once() -> None:
     router = playing((), 0.0, held, rule=rule)
     router.start("r", np.array([1, 2, 3], np.int32), RequestOptions(500, 4096))
     router.observe([Committed("r", [4], 0)], 3)
-    assert router.interleaver is not None and router.pause is not None
+    assert router.interleaver is not None
     steps = 0
     while not router.interleaver.failures:
-        router.pause.awake = False
+        router.controller.proposes = False
         router.choose(["r"])
         router.observe([Committed("r", [4], 0)], 1)
         steps += 1
     router.close()
-    counted = router.counters.asleep, len(router.kept.every), len(router.counters.choose_us)
+    counted = router.controller.num_paused, len(router.kept.every), len(router.counters.choose_us)
     assert counted == (steps, steps, steps)
 
 

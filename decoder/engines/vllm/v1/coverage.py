@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from decoder.engines.vllm.v1.prefill_budget import SAMPLE
+from decoder.core.guards.prefill_budget import SAMPLE
 
 SEEDS: Final = 0.5
 """Share of requests that begin with shared blocks, from which on those without shared blocks are

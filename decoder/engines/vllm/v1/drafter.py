@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decoder.core.guards.prefill_budget import PrefillBudget
 from decoder.engines.vllm.v1.coverage import PrefillCoverage
-from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
 
 if TYPE_CHECKING:
     from decoder.core.router import DraftRouter
@@ -140,10 +140,10 @@ class DeferredDrafter:
         """
         leaving = ended is None or any(name not in self.unable for name in ended)
         self._prefill_now = self.coverage.reuses_blocks or self._full or leaving
-        if router is not None and self._budget is not None and router.worth_us is not None:
+        if router is not None and self._budget is not None and router.model_gain_us is not None:
             table = router.costs.table
             plain_us = table.time(len(self._names))
-            self._budget.observe(tokens, table.slope, router.worth_us, plain_us)
+            self._budget.observe(tokens, table.slope, router.model_gain_us, plain_us)
 
     def clear(self, missed: bool = False) -> None:
         """Drop all deferred tokens. Where the drafter ``missed`` them, running requests are skipped

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.trials import MODEL
+from decoder.core.guards.prefill_budget import PrefillBudget
 from decoder.engines.vllm.batch_step import BatchStep, EngineLimits, EngineRequest, has_text
 from decoder.engines.vllm.hooks import adapter_of
 from decoder.engines.vllm.requirements import can_defer_prefill
 from decoder.engines.vllm.v1.drafter import MANY, DeferredDrafter
-from decoder.engines.vllm.v1.prefill_budget import PrefillBudget
 from decoder.settings import WorkerSettings
 
 if TYPE_CHECKING:

@@ -136,9 +136,10 @@ def test_sampling_changes_its_share_of_an_output_and_neither_prompt_nor_end() ->
 
 
 def copies(trace: Trace, whole: bool = False) -> bool:
-    """Whether the prompt ends in the output, or in most of it."""
-    tail = np.asarray(trace.prompt)[-len(trace.output) :]
-    same = np.asarray(trace.output)[-len(tail) :] == tail
+    """Whether the prompt ends in the output, or in most of it; it is shorter by itself."""
+    if len(trace.prompt) < len(trace.output):
+        return False
+    same = np.asarray(trace.prompt)[-len(trace.output) :] == np.asarray(trace.output)
     return bool(same.all() if whole else same.mean() > 0.5)
 
 

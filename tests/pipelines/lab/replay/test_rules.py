@@ -17,7 +17,6 @@ from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.errors import TraceError
 from decoder.contracts.events import DECIMALS, Origin, decode_batch, encode_batch
 from decoder.contracts.features import FEATURES
-from decoder.core.guards.floor import Floor
 from decoder.engines.reference.method import Method
 from decoder.engines.reference.session import Session
 from decoder.policy.first import first_policy
@@ -218,8 +217,8 @@ def test_a_served_run_its_replay_and_the_learners_rows_are_one() -> None:
     log = KeepingLog(send)
     engine = tiny_engine(0)
     engine.token_classes = token_classes()
-    session = Session(engine, BY, floor=Floor(True), sink=log)
-    session.router.pause = None  # it weighs this machine's clock
+    session = Session(engine, BY, guarded=True, sink=log)
+    session.router.controller.pauses = False  # it weighs this machine's clock
     traces = []
     # the first stops inside a model draft; the last three have outputs of others to copy from
     for seed, end in ((3, 4), (0, -1), (1, -1), (2, -1), (0, 5), (1, 5), (2, 5)):
@@ -235,7 +234,7 @@ def test_a_served_run_its_replay_and_the_learners_rows_are_one() -> None:
     assert differing(replace(served, features=rounded), learned) == []
 
     simulator = Simulator(engine.token_classes, engine.settings)
-    cycles, replayed = simulator.decode(traces, BY, floor=Floor(True))
+    cycles, replayed = simulator.decode(traces, BY, guarded=True)
     assert differing(from_events(in_order(log.every)), replayed) == []
     verified = cycles.verified > 0  # with no room for a draft there is no event
     columns = (cycles.position, cycles.arm, cycles.verified)

@@ -35,16 +35,16 @@ class PrefillBudget:
         """Whether new requests are prefilled."""
         return self._balance >= 0.0
 
-    def observe(self, tokens: int, token_us: float, worth_us: float, plain_us: float) -> None:
+    def observe(self, tokens: int, token_us: float, model_gain_us: float, plain_us: float) -> None:
         """Update the budget by a step. Mutates.
 
         Args:
             tokens: tokens of the step, prompts included.
             token_us: marginal time of a token in a large step.
-            worth_us: time that model drafts would have saved in it, before prefill; infinite where
-                the policy does not price them.
+            model_gain_us: time that model drafts would have saved in it, before prefill; infinite
+                where the policy does not price them.
             plain_us: time of a step that verifies nothing.
         """
-        gained = (worth_us - self._share * tokens * token_us) / plain_us
+        gained = (model_gain_us - self._share * tokens * token_us) / plain_us
         if not math.isnan(gained):
             self._balance = min(max(self._balance + gained, -LIMIT), LIMIT)
