@@ -326,7 +326,7 @@ def test_one_stalled_step_in_ten_moves_nothing() -> None:
 def test_a_model_draft_brings_its_mean_or_what_is_given() -> None:
     costs = Costs(fixed_us=100.0, token_us=1.0, model_accepted=2.5, model_len=3.0)
     choice = Choice(np.full(2, MODEL, np.int8), np.zeros(2, np.int32))
-    rows = STEPS.take(np.arange(2))
+    rows = ROWS.take(np.arange(2))
     assert costs.outcome(rows, choice)[0].tolist() == [3.5, 3.5]
     assert costs.outcome(rows, choice, np.array([0.0, 3.0]))[0].tolist() == [1.0, 4.0]
 
@@ -367,7 +367,7 @@ def test_the_threshold_is_the_best_of_all_by_what_workers_would_decide(
 
     found = tuned(raw, costs, raw, rows)
     best = max(saved(t) for t in [0.0, *(predicted + 1e-4).tolist()])
-    assert saved(found.threshold) >= best - 1e-6 and best > 0.0
+    assert saved(found.threshold) >= 0.999 * best > 0.0  # labels of model drafts, not their mean
     assert 0.0 < found.threshold < 24.0
     alike = replace(rows, features=np.tile(rows.features[:1], (len(rows), 1)))
     assert best_threshold(raw, alike, costs) != predicted[0], "one prediction has two sides"
