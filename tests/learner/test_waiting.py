@@ -274,7 +274,9 @@ def test_a_registry_that_takes_long_to_list_is_listed_less_often(
 ) -> None:
     desk, rests = registrar.Registrar(registry, lambda scope: True), list[float]()
     spent = iter([0.0, 0.02, 1.0, 4.0])
-    clock = SimpleNamespace(thread_time=lambda: next(spent), time=time.time)
+    clock = SimpleNamespace(
+        thread_time=lambda: next(spent), time=time.time, monotonic=time.monotonic
+    )
     monkeypatch.setattr(registrar, "time", clock)
     for _ in range(2):
         desk._turn()
