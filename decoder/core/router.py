@@ -10,6 +10,13 @@ Independent of the engine, which calls
            settle()                   events and the floor, while the target runs
     stop(request, reason)
 
+A cycle is one verification of the target model for one request; an arm is what it verifies: a
+cache draft, a model draft or nothing. A draft's features are computed in
+:mod:`decoder.core.proposer`, are listed once, in :mod:`decoder.contracts.features`, and reach the
+policy as ``Step.features``. Labels resolve in :meth:`decoder.core.tracker.Tracker.advance`; the
+policy predicts and chooses in :func:`decoder.core.choice.choose`; the controller may override it.
+The floor is the part of the controller that decides while the policy does worse than a fixed arm.
+
 The router trusts only what the engine reports about a step: a draft that was not made or not
 verified has no cost and no gain. A request whose length differs from the engine's is dropped on its
 own; so is one whose bookkeeping fails.
@@ -97,8 +104,9 @@ class DraftRouter:
         self.rate, self.timer = LiveRate(), StepTimer()
         self.model_gain_us: float | None = None
         self._outbox = Handles[cycles.Outbox]()
-        self._outside = Variant("", policy)  # the champion outside of a round
+        self._champion = Variant("", policy)  # outside of a round
         self._slots = np.zeros(0, np.int64)  # of the last choice
+        self._num_tracked = 0  # requests of it
         own = cache.limits if cache is not None else STOCK
         self._look_up = {
             source: proposer.look_up_by(limits, longest)
@@ -163,13 +171,13 @@ class DraftRouter:
     ) -> None:
         """Update costs, the champion's rate and the pause with a step."""
         costs, controller, rows = self.costs, self.controller, len(report.names)
-        serves, exposed_us = _serves(timer.variant), timer.exposed_us
-        if timer.decided and serves and controller.proposes:
+        decides, exposed_us = _champion_decides(timer.variant), timer.exposed_us
+        if timer.decided and decides and controller.proposes:
             costs.proposed(timer.requests, exposed_us)
         prefill = report.step_tokens - rows - progress.drafts
         if report.usual and prefill == 0 and timer.decided:
             costs.observe(report.step_tokens, rows, timer.drafted, step_us)
-        if not (serves and progress.closed and report.step_tokens):
+        if not (decides and progress.closed and report.step_tokens):
             return
         table, accepted = costs.table, progress.committed - progress.closed
         plain_us, own_us = table.time(rows), table.own_us * rows
@@ -177,7 +185,8 @@ class DraftRouter:
         # a request without a cycle committed one token
         spent_us = time_us + own_us * (costs.steps > 0)
         self.rate.observe(rows + accepted, rows, spent_us / plain_us)
-        if costs.steps:  # before, the table has no time unit
+        if costs.steps:  # costs are nominal until the first measured step
+            # a stall of the host is no property of the decision
             own_us = min(exposed_us, STALL * own_us or exposed_us)
             gain = accepted / rows - (time_us / plain_us - 1.0)
             controller.observe(own_us / plain_us, gain, rows, plain_us)
@@ -193,12 +202,12 @@ class DraftRouter:
         """
         self.timer.begin_choice()
         champion, interleaver, variant = self.policy, self.interleaver, None
-        if self._outside.policy is not champion:
-            self._outside = Variant("", champion)
+        if self._champion.policy is not champion:
+            self._champion = Variant("", champion)
         if interleaver is not None:
             variant = interleaver.next_variant(champion)
         try:
-            return self._choose(report, variant or self._outside)
+            return self._choose(report, variant or self._champion)
         except Exception:
             if interleaver is None or variant is None or variant.name == CHAMPION:
                 raise
@@ -207,16 +216,16 @@ class DraftRouter:
                 f"variant {variant.name!r} is disabled: it could not choose"
             )
             interleaver.disable(variant)
-        return self._choose(report, self._outside)
+        return self._choose(report, self._champion)
 
     def _choose(self, report: StepReport, variant: Variant) -> Decisions:
         step = self._propose(report, variant)
         rule = self.rule if variant.draft_source == "worker" else choose
-        chosen, serves = rule(variant.policy, step), _serves(variant)
-        self.model_gain_us = chosen.model_gain if serves and self.controller.proposes else None
+        chosen, decides = rule(variant.policy, step), _champion_decides(variant)
+        self.model_gain_us = chosen.model_gain if decides and self.controller.proposes else None
         step.candidates["arm"] = step.candidates["policy_arm"]
         if variant.draft_source == "worker":
-            chosen = self.controller.override(step, chosen, serves, self.costs)
+            chosen = self.controller.override(step, chosen, decides, self.costs)
         return self._open_cycles(step, variant, chosen)
 
     def _propose(self, report: StepReport, variant: Variant) -> Step:
@@ -253,7 +262,7 @@ class DraftRouter:
             self.rate.value if policy.kind == "survival" else policy.threshold, time.time(),
             step.batch_size, draft_us,
         )  # fmt: skip
-        situation["model_len"], situation["serves"] = chosen.model_len, _serves(variant)
+        situation["model_len"], situation["serves"] = chosen.model_len, _champion_decides(variant)
         decisions = cycles.open_cycles(
             self.requests.state(), self._slots, len(step.candidates), situation,
             self.costs.table.dense,
@@ -318,6 +327,6 @@ class DraftRouter:
         self._settle()
 
 
-def _serves(variant: Variant | None) -> bool:
+def _champion_decides(variant: Variant | None) -> bool:
     """Whether the champion decides."""
     return variant is None or variant.name in ("", CHAMPION)
