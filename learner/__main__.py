@@ -12,12 +12,17 @@ from typing import Literal
 from decoder.contracts.errors import HvdError
 from decoder.contracts.settings import KafkaSettings
 from decoder.log_lines import JsonLines, TextLines
-from learner import loop
 from learner.settings import LearnerSettings
 
 
-def main(run: Callable[[LearnerSettings, KafkaSettings, threading.Event], None] = loop.run) -> int:
+def main(
+    run: Callable[[LearnerSettings, KafkaSettings, threading.Event], None] | None = None,
+) -> int:
     """Exit status: 0 after a clean stop, 2 for settings that are not valid."""
+    if run is None:
+        from learner import loop  # late: an intake trains nothing, and torch and river take 330 MB
+
+        run = loop.run
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

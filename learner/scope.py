@@ -150,7 +150,8 @@ class Scope:
         if changed and self.learners.trainer:
             seat = self.contest.vacant()
             self._seat(0 if seat is None else seat, self._network(FAST), NAMES[FAST])
-        if self.champion.kind == "payoff" and (changed or self.contest.free(RETUNED, AGES[0])):
+        retunes = self.champion.kind == "payoff" and self._costs.measured
+        if retunes and (changed or self.contest.free(RETUNED, AGES[0])):
             self._seat(RETUNED, self.champion, "retuned")
         self._renew()
         self._decide()

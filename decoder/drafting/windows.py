@@ -20,7 +20,7 @@ ORDERS: Final = (1, 2, 3)
 BITS: Final = 7
 PAGE: Final = 1 << BITS
 """Positions that belong to one text."""
-BUCKET: Final = 4
+BUCKET: Final = 2
 """Slots of a window for each bucket of an order."""
 END: Final = -1
 """Token between unrelated texts."""

@@ -63,10 +63,10 @@ class Costs:
         """Tokens committed [..., n] and time [..., n] of making ``choice`` [..., n] at ``rows``;
         ``model`` [..., n] tokens of a model draft are accepted, their mean if not given."""
         arms, lengths = choice.arms, choice.lengths
-        cache, model = arms == CACHE, arms == MODEL
+        of_cache_arm, of_model_arm = arms == CACHE, arms == MODEL
 
         def by_arm(of_cache: ArrayLike, of_model: ArrayLike) -> Floats:
-            found: Floats = np.where(cache, of_cache, np.where(model, of_model, 0.0))
+            found: Floats = np.where(of_cache_arm, of_cache, np.where(of_model_arm, of_model, 0.0))
             return found
 
         accepted = self.model_accepted if model is None else model

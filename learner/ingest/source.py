@@ -113,6 +113,7 @@ class EventSource:
         self._regroup()
         if not self._kept:
             self._kept.extend(self.poll(timeout))
+        self.done([])  # where nothing comes, the end is near all the same
         return self._each(time.monotonic() + seconds)
 
     def _each(self, deadline: float) -> Iterator[Fetched]:

@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch.optim.adam import adam
 
 from decoder.contracts.bundle import OUTPUTS, PROBES, Kind, Policy
 from decoder.contracts.features import NUM_FEATURES, FloatArray
@@ -74,7 +75,7 @@ class Trainer:
     """One or several networks in training. Weights only mean something with ``mean`` and ``std``.
 
     ``weights``, ``momentum`` and ``squares`` (Adam's moments) are float32 [networks, parameters];
-    ``steps`` [1] counts optimiser steps. ``network`` and ``optimiser`` train their memory in place.
+    ``steps`` [1] counts optimiser steps. :meth:`descend` trains their memory in place.
     """
 
     kind: Kind
@@ -92,15 +93,20 @@ class Trainer:
         """The module of ``weights``."""
         return Network(torch.from_numpy(self.weights), self.widths)
 
-    @cached_property
-    def optimiser(self) -> torch.optim.Adam:
-        """Adam with the moments that are held here."""
-        weights = self.network.weights
-        adam = torch.optim.Adam([weights], lr=self.rate, fused=True)
-        held = {"exp_avg": self.momentum, "exp_avg_sq": self.squares}
-        adam.state[weights] = {name: torch.from_numpy(each) for name, each in held.items()}
-        adam.state[weights]["step"] = torch.from_numpy(self.steps)[0]
-        return adam
+    def descend(self, gradient: torch.Tensor) -> None:
+        """A step of Adam against ``gradient`` [networks, parameters]. Mutates.
+
+        By the function: the optimiser's class imports torch's compiler, 150 MB, at its first step.
+        """
+        moments = (torch.from_numpy(each) for each in (self.momentum, self.squares))
+        momentum, squares = ([each] for each in moments)
+        steps = [torch.from_numpy(self.steps)[0]]
+        with torch.no_grad():
+            adam(
+                [self.network.weights], [gradient], momentum, squares, [], steps, fused=True,
+                amsgrad=False, beta1=0.9, beta2=0.999, lr=self.rate, weight_decay=0.0, eps=1e-8,
+                maximize=False,
+            )  # fmt: skip
 
     def layers(self, network: int = 0) -> list[tuple[FloatArray, FloatArray]]:
         """Views of one network's weights, as (weight [in, out], bias [out])."""
@@ -164,15 +170,11 @@ def update(trainer: Trainer, rows: Rows, batch: int) -> None:
     steps = zip(*(part.unflatten(0, shape) for part in columns), strict=True)
     with one_thread():
         for entering, *labels in steps:
-            trainer.optimiser.zero_grad()
             found = losses(trainer.kind, trainer.network(entering), Labels(*labels))
-            torch.autograd.backward(found.mean(dim=-1).sum())
-            gradient = trainer.network.weights.grad
-            assert gradient is not None
+            (gradient,) = torch.autograd.grad(found.mean(dim=-1).sum(), trainer.network.weights)
             norms = gradient.norm(dim=1, keepdim=True)
             if torch.isfinite(norms).all():
-                gradient.mul_((MAX_NORM / norms).clamp(max=1.0))
-                trainer.optimiser.step()
+                trainer.descend(gradient.mul_((MAX_NORM / norms).clamp(max=1.0)))
 
 
 def fit(rows: Rows, kind: Kind = "survival", epochs: int = 20) -> Trainer:

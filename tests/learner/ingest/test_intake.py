@@ -104,7 +104,7 @@ def test_the_extremes_of_every_number_are_learned_from_or_refused(intake: Intake
         scope.feed(admitted.rows)
     assert scope.total == before + len(EVENTS)
     assert scope.learners.trainer and np.isfinite(scope.learners.trainer.weights).all()
-    assert all(np.isfinite(sums).all() for _, _, sums in scope._clusters.open.values())
+    assert all(np.isfinite(sums).all() for *_, sums in scope._clusters.open.values())
 
 
 @pytest.mark.parametrize(

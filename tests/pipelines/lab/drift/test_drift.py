@@ -196,8 +196,8 @@ def test_what_won_is_tried_by_the_worker_in_recorded_time() -> None:
     never, other = frequency_policy("drift", 1e9), frequency_policy("drift", 2.0)
     learning, asked = Learning(never), requests(copying_traces(1, 120))
     learning._waiting = other
-    found = decode(
-        asked, [COSTS], learning.scope.champion, Worker(SETTINGS), token_classes(),
+    found = decode(  # without the floor, which would decide in the champion's place
+        asked, [COSTS], learning.scope.champion, Worker(SETTINGS, False), token_classes(),
         learning.told, learning.interleaver,
     )  # fmt: skip
     one, totals = learning._one, learning.interleaver.totals
