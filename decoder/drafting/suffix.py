@@ -66,7 +66,7 @@ class SuffixCache:
         self._shares = Shares(self._budget, clock)
         self._active: dict[str, int] = {}  # windows of active requests; 0 if there was no room
         self._keys: dict[str, OrderedDict[str, int]] = {}  # by owner and key, least recent first
-        self._unlinked: deque[int] = deque()  # windows with prompts to index
+        self._unlinked: deque[str] = deque()  # requests with prompts to index
 
     @property
     def held_bytes(self) -> int:
@@ -118,7 +118,7 @@ class SuffixCache:
             return 0
         self.pool.windows["own"][row] = 1
         self.pool.windows["last"][row] = windows.write(self.pool, row, 0, prompt, False)
-        self._unlinked.append(row)
+        self._unlinked.append(request)
         shared = 0
         if key != ALONE:
             keys = self._keys.get(owner, OrderedDict())
@@ -143,9 +143,10 @@ class SuffixCache:
         """
         done = 0
         while self._unlinked and (most is None or done < most):
-            row = self._unlinked[0]
-            done += windows.link_waiting(self.pool, row, LAST if most is None else most - done)
-            if self.pool.windows["linked"][row] == self.pool.windows["last"][row]:
+            row = self._active.get(self._unlinked[0], 0)  # 0: it has ended
+            if row:
+                done += windows.link_waiting(self.pool, row, LAST if most is None else most - done)
+            if not row or self.pool.windows["linked"][row] >= self.pool.windows["last"][row]:
                 self._unlinked.popleft()
         return done
 

@@ -354,3 +354,18 @@ def test_a_window_of_too_many_tokens_begins_anew() -> None:
     draft = drawn(cache, text[260:270], "t")
     assert draft is not None and draft.tokens == text[270:300]
     assert drawn(cache, text[20:30], "t") is None
+
+
+def test_prompts_of_requests_that_ended_before_they_were_indexed_are_not_indexed() -> None:
+    """Their windows may be others' by then, the outputs of a key among them."""
+    cache = SuffixCache(WorkerSettings())
+    for name in ("a1", "a2"):
+        cache.start(name, array(some(1, 40)), "a")
+    for name in ("a1", "a2"):
+        cache.stop(name)
+    cache.start("b", array(some(2, 40)), "b")
+    cache.extend("b", [1, 2, 3])
+    cache.stop("b")
+    assert cache.index() == 0, "nobody waits"
+    cache.start("next", array(some(3, 40)), "b")
+    assert cache.waiting == 1 and cache.index() == 40 and cache.waiting == 0
