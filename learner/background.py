@@ -53,3 +53,4 @@ class Background:
                 self._limited_log.exception(f"{self._thread.name}: a call failed")
             finally:
                 self._calls.task_done()
+        self._calls.task_done()

@@ -35,7 +35,13 @@ from learner.lease import MARGIN_SECONDS, Lease
 from learner.page import Vitals, serving
 from learner.release.publish import PolicyPublisher
 from learner.release.registrar import Registrar
-from learner.release.registrations import Answer, Moved, first_registration, registration_of
+from learner.release.registrations import (
+    INITIAL,
+    Answer,
+    Moved,
+    first_registration,
+    registration_of,
+)
 from learner.release.registry import Registry, Standing
 from learner.release.rollouts import Rollouts
 from learner.scope import Scope
@@ -304,10 +310,10 @@ class Learner:
             if self.lease.holds(name):
                 wanted |= {(name, version) for version, _ in self._sendable(name).values()}
         self.registrar.ask(wanted)
-        waiting = {registration.key for registration in self.registrar.waiting()}
+        waiting = {registration.name for registration in self.registrar.waiting()}
         for name in self._established():
             served = self.standings.get(name, Standing(name)).served
-            if served is None and self.lease.holds(name) and (name, False) not in waiting:
+            if served is None and self.lease.holds(name) and (name, INITIAL) not in waiting:
                 scope = self.scopes.awake.get(name)
                 self.registrar.hand(first_registration(name, scope, self.settings))
 

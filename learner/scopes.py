@@ -148,7 +148,10 @@ class Scopes:
 
     def _lose_unstored(self, name: str, reason: str) -> None:
         """Count the events of ``name`` that are neither stored nor known to be lost."""
-        learned = self.store.learned(f"scope {name}")
+        try:
+            learned = self.store.learned(f"scope {name}")
+        except OSError:  # the disk is why it is lost
+            learned = 0
         self.pass_over(name, reason, self._known(name) - learned)
 
     def _woken(self, name: str) -> Scope:

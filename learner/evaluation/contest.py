@@ -147,7 +147,8 @@ class Regret:
 class Contest:
     """The champion, the first policy, and the challengers by seat; seats may be empty.
 
-    ``returns`` are the rows at which the first policy came back.
+    ``returns`` are the rows at which the first policy came back, one for each champion that gave
+    way, ``promoted`` the row from which on this one is served.
     """
 
     first: Policy
@@ -155,10 +156,11 @@ class Contest:
     seats: list[Challenger | None] = field(default_factory=lambda: [None] * SEATS)
     regret: Regret = field(default_factory=Regret)
     returns: list[int] = field(default_factory=list)
+    promoted: int = 0
 
     def promote(self, champion: Policy, row: int) -> None:
         """``champion`` is served from ``row`` on: all evidence was against another. Mutates."""
-        self.champion = champion
+        self.champion, self.promoted = champion, row
         self.seats = [None] * SEATS
         self.regret = Regret()
         if champion.digest != self.first.digest:
@@ -227,7 +229,8 @@ class Contest:
         assert one is not None
         if seat == FIRST:  # nobody is to take its place while it waits for the registry
             self.seats[:FIRST] = [None] * FIRST
-            self.returns = [*self._recent(row), row]
+            if not self.returns or self.returns[-1] < self.promoted:  # else it waits already
+                self.returns = [*self._recent(row), row]
             self.regret = Regret(usual=self.regret.usual, clusters=self.regret.clusters)
         else:
             self.seats[seat], self.seats[WON] = None, one

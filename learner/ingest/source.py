@@ -267,7 +267,7 @@ class EventSource:
 
     def close(self) -> None:
         """Leave the broker; commits nothing."""
-        self._background.idle(CLOSE_SECONDS)  # a client is for one thread at a time
+        self._background.close()  # a client is for one thread at a time
         self._kept.clear()
         self._drop()
 

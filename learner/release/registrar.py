@@ -81,7 +81,7 @@ class Registrar:
         self._may = may
         self._busy = busy
         self._by, self._trial, self._keep = by, trial, keep
-        self._waiting = OrderedDict((each.key, each) for each in waiting)
+        self._waiting = OrderedDict((each.name, each) for each in waiting)
         self._failures: dict[tuple[str, str], tuple[int, float]] = {}
         """By scope and what is tried: how often it failed, and when it is tried again."""
         self._limited_log = LimitedLog()
@@ -112,7 +112,7 @@ class Registrar:
         Where ``WAITING`` wait, a winner takes the place of a first policy, which is handed over
         again while its scope has no champion; what else comes is passed over.
         """
-        key = registration.key
+        key = registration.name
         with self._lock:
             if key not in self._waiting and len(self._waiting) >= WAITING:
                 first = next((k for k, each in self._waiting.items() if not each.against), None)
@@ -258,8 +258,8 @@ class Registrar:
             self._answers.put(settled)
         self._failures.pop(key, None)
         with self._lock:
-            if self._waiting.get(registration.key) is registration:
-                del self._waiting[registration.key]
+            if self._waiting.get(registration.name) is registration:
+                del self._waiting[registration.name]
 
     def _failed(self, key: tuple[str, str], error: Exception) -> int:
         """Count a failure and schedule the next try; the number of failures in a row."""

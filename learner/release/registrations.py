@@ -18,6 +18,8 @@ from learner.settings import LearnerSettings
 
 KEPT: Final = "kept"
 """Origin of a policy that is in force, and no version any more."""
+INITIAL: Final = "its first policy"
+"""What is registered of a scope without a champion."""
 ROLLED_BACK: Final = "rolled back from version"
 """How the reason of a learner's way back begins."""
 
@@ -38,14 +40,11 @@ class Registration:
     window: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def key(self) -> tuple[str, bool]:
-        """Of these one waits: a later winner takes the place of an earlier one."""
-        return self.policy.scope, bool(self.against)
-
-    @property
     def name(self) -> tuple[str, str]:
-        """Scope and what it is, in log lines."""
-        return self.policy.scope, "a candidate" if self.against else "its first policy"
+        """Scope and what it is. Of these one waits: a later winner takes the place of an earlier
+        one, and no winner that of the first policy, which comes back."""
+        kind = "the first policy, which comes back" if self.is_return else "a candidate"
+        return self.policy.scope, kind if self.against else INITIAL
 
     @property
     def is_return(self) -> bool:
