@@ -22,6 +22,7 @@ from decoder.settings import WorkerSettings
 from learner.training.rows import Rows
 from pipelines.cli import app
 from pipelines.lab.drift import study
+from pipelines.lab.drift.changes import filled_in, misleading, renamed, sampled
 from pipelines.lab.drift.measure import figures
 from pipelines.lab.drift.stream import Learning, Run, Worker, decode
 from pipelines.lab.drift.study import NAMES, resampled, stream
@@ -37,11 +38,7 @@ from pipelines.lab.drift.traffic import (
     Segment,
     Traffic,
     chosen,
-    filled_in,
     lessons,
-    misleading,
-    renamed,
-    sampled,
     traffic,
 )
 from pipelines.lab.replay.traces import Trace
