@@ -120,27 +120,6 @@ def test_what_a_model_draft_brings_where_none_was_verified_is_not_the_mean_of_th
     assert contest.advantages(rows, costs)[good, FIRST].min() > 0.0
 
 
-def test_a_cache_draft_in_the_place_of_a_model_draft_is_credited_with_its_time_alone() -> None:
-    rows = empty(640)
-    rows.session[:] = np.arange(len(rows)) // 16
-    rows.features[:, FEATURES.index("score")] = 4.0
-    rows.features[:, FEATURES.index("draft_len")] = rows.draft_len[:] = rows.accepted[:] = 12
-    rows.arm[:], rows.verified_len[:], rows.model_accepted[:] = MODEL, 4, 2
-    rows.batch_size[:], rows.rate[:], rows.model_expected[:] = 1, 2.0, 2.0
-    rows.arm[::2], rows.verified_len[::2], rows.model_accepted[::2] = CACHE, 12, np.nan
-    rows.verified_len[::4] = 6
-    rows.step_tokens[:] = 1 + rows.verified_len
-    rows.step_us[:] = 20_000 + 120 * rows.step_tokens + 1_000 * (rows.arm == MODEL)
-    costs = measure(rows)
-    assert costs is not None
-    copies, never = frequency_policy("s", 2.0), frequency_policy("s", 100.0)
-    contest = Contest(copies, never)
-    contest.seats[0] = Challenger(copies, 0, "fast")
-    contest.seats[FIRST] = Challenger(copies, 0, "first")
-    gains = contest.advantages(rows, costs)
-    assert np.abs(gains[:, 0]).max() < 0.1 < 3.0 < gains[:, FIRST].min(), "ten tokens, at two"
-
-
 def test_evidence_against_one_champion_is_none_against_the_next() -> None:
     contest = Contest(COUNTING, COUNTING)
     contest.seats[0] = Challenger(learned(), 0, "quick")
