@@ -172,7 +172,7 @@ def unpack(data: bytes) -> Tree:
 
 
 def made(kind: Callable[..., T], tree: object) -> T:
-    """What was written as ``told``.
+    """What was written as ``tree``.
 
     Raises:
         ValueError: it is not of this version.

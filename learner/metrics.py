@@ -1,6 +1,6 @@
 """A learner's Prometheus metrics: its status records, and what they add up to.
 
-Of a worker what is named alike means the same. A scope that rests in its file has no series until
+Of a worker what is named alike means the same. A scope that rests in the store has no series until
 it is heard of again.
 """
 

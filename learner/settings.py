@@ -52,7 +52,7 @@ class LearnerSettings(Settings):
         default=128,
         ge=1,
         le=1_000,
-        description="scopes kept in memory, some 7 MB each; the others rest in files",
+        description="scopes kept in memory, some 7 MB each; the others rest in the store",
     )
     buffer_events: int = Field(
         default=20_000,

@@ -21,7 +21,7 @@ from decoder.contracts.topics import DRAFTS, Topic
 from decoder.kafka.clients import ANSWER_MS, AWAY, GLANCE_MS, close, fetch, offsets, open_consumer
 from decoder.kafka.codec import Unreadable
 from decoder.limited_log import LimitedLog
-from learner.background import CLOSE_SECONDS, Background
+from learner.background import Background
 from learner.ingest.group import Group
 
 log = logging.getLogger(__name__)
