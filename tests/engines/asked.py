@@ -85,7 +85,7 @@ def sampled(llm: Any, runner: Any, prompts: list[list[int]]) -> list[list[Any]]:
             if runner.batch.verified.get(name):
                 request = runner.batch.requests[name]
                 draft = int(runner.req_states.draft_tokens[slot, 0])
-                waiting[name] = [[*request.prompt, *request.output_token_ids], draft]
+                waiting[name] = [[*request.prompt, *request.output], draft]
         return batch
 
     def committing(names: list[str], tokens: list[list[int]]) -> None:

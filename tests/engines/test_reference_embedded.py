@@ -35,7 +35,7 @@ def test_every_method_is_lossless_on_the_embedded_model() -> None:
             continue
         policy = learned_policy() if name.startswith("hybrid") else None
         chosen = method(name, policy=policy)
-        session = Session(engine, chosen, None, None, *deciding(chosen))
+        session = Session(engine, chosen, None, False, *deciding(chosen))
         for ids, out, accepted in zip(texts, expected, recorded, strict=True):
             made = session.generate(ids, 32)
             assert made.tokens == out, name
