@@ -183,6 +183,7 @@ class Scheduled:
         self.finished: dict[str, str] = {}
         self.stats: list[Any] = []
         self.told: list[tuple[str, int, int]] = []  # request, tokens drafted, really verified
+        self.placeholders = 0  # drafts that vLLM kept places for and nobody made
         self.preemptions = 0
         self._waiting: dict[str, int] = {}
 
@@ -327,6 +328,7 @@ class Scheduled:
         drafts = out.scheduled_spec_decode_tokens.get(name, [])
         if tokens:
             verified = sum(t >= 0 for t in drafts)
+            self.placeholders += bool(drafts) and not self._waiting.get(name, 0)
             self.told.append((name, self._waiting.get(name, 0), verified))
 
     def _draft(
