@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 CPU_SECONDS: Final = 6.0
 """Time for a profile at start on a CPU, where steps of many tokens never pay."""
-IDLE_SECONDS: Final = 1.0
+IDLE_SECONDS: Final = 0.25
 """Time slice of a repeated profile, for which a new request may have to wait."""
 ATTEMPTS: Final = 3
 """Most repetitions of a doubtful profile."""
