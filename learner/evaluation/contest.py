@@ -170,14 +170,15 @@ class Contest:
         """Judge the policy that is on trial on all traffic; None ends that. A challenger that
         passed keeps its record. Mutates."""
         tried, won = self.seats[TRIED], self.seats[WON]
-        if policy is None or policy.digest == self.champion.digest:
+        if policy is None:
             self.seats[TRIED] = None
-        elif tried is None or tried.policy.digest != policy.digest:
-            if won is not None and won.policy.digest == policy.digest:
-                won.policy = policy  # the same under its version
-                self.seats[TRIED], self.seats[WON] = won, None
-            else:
-                self.seats[TRIED] = Challenger(policy, row, "trial")
+        elif tried is not None and tried.policy.digest == policy.digest:
+            tried.policy = policy  # the same under another version
+        elif won is not None and won.policy.digest == policy.digest:
+            won.policy = policy
+            self.seats[TRIED], self.seats[WON] = won, None
+        else:
+            self.seats[TRIED] = Challenger(policy, row, "trial")
 
     def advantages(self, rows: Rows, costs: Costs) -> Floats:
         """Float64 [n, COLUMNS]: plain steps that each seat's choices at ``rows`` save over the

@@ -146,8 +146,25 @@ def test_who_passed_goes_on_being_judged_on_trial_and_another_may_win_meanwhile(
     contest.put_on_trial(frequency_policy("s", 5.0), 200)  # a person's: judged from here on
     tried = contest.seats[TRIED]
     assert tried is not None and (tried.judged, tried.since) == (0, 200)
+    contest.put_on_trial(replace(frequency_policy("s", 5.0), version=9), 250)
+    assert contest.seats[TRIED] is tried and tried.policy.version == 9, "the same, made anew"
+    contest.put_on_trial(replace(COUNTING, version=10), 260)
+    tried = contest.seats[TRIED]
+    assert tried is not None and tried.policy.version == 10, "level with the champion"
     contest.put_on_trial(None, 300)
     assert contest.seats[TRIED] is None
+
+
+def test_a_return_that_waits_is_counted_once() -> None:
+    contest = Contest(COUNTING, learned())
+    contest.promote(learned(), 50)
+    for row in (100, 200):
+        contest.accept(FIRST, row)
+    assert contest.returns == [100]
+    contest.promote(COUNTING, 210)
+    contest.promote(learned(), 220)
+    contest.accept(FIRST, 300)
+    assert contest.returns == [100, 300]
 
 
 def test_who_is_behind_or_old_makes_room() -> None:
@@ -303,6 +320,14 @@ def test_a_registration_says_what_was_learned_from() -> None:
 
 
 TIMED = from_events(Traffic(seed=2).events(100))
+
+
+def test_a_first_policy_that_comes_back_waits_beside_candidates() -> None:
+    scope, won = winner_of()
+    candidate = registration_of(scope, won, {})
+    back = registration_of(scope, replace(won, origin="first"), {})
+    assert back.is_return and not candidate.is_return
+    assert back.name != candidate.name and back.name[0] == candidate.name[0]
 
 
 def test_costs_come_back_from_noisy_steps() -> None:
