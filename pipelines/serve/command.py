@@ -225,7 +225,8 @@ def serve_command(
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         env["VLLM_CPU_KVCACHE_SPACE"] = CPU_KV_CACHE_GIB
         # OpenMP threads that spin at a barrier take the core from the thread they wait for when
-        # another process has the other core: 7.9 times fewer tokens a second at a load of 8.
+        # another process has the other core: beside one busy process a third of the tokens a
+        # second. Alone on the machine spinning makes a third more: what the caller sets wins.
         env["OMP_WAIT_POLICY"] = "PASSIVE"
         if dtype == "auto":
             dtype = machine.serving_dtype(flags)
