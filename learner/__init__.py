@@ -1,5 +1,5 @@
-"""Turns draft events into a better policy bundle: consume, learn, tune, gate, register, publish.
+"""Learns from draft events and publishes policies: ingest, training, evaluation, release.
 
-May import ``decoder.contracts``, ``decoder.policy`` and ``decoder.kafka``; nothing of ours
-imports it but ``pipelines``.
+May import ``decoder.contracts``, ``decoder.policy`` and ``decoder.kafka``; of this project, only
+``pipelines`` imports it.
 """

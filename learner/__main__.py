@@ -18,9 +18,9 @@ from learner.settings import LearnerSettings
 def main(
     run: Callable[[LearnerSettings, KafkaSettings, threading.Event], None] | None = None,
 ) -> int:
-    """Exit status: 0 after a clean stop, 2 for settings that are not valid."""
+    """Exit status: 0 after a clean stop, 2 for invalid settings."""
     if run is None:
-        from learner import loop  # late: an intake trains nothing, and torch and river take 330 MB
+        from learner import loop  # late: an intake needs no torch and river, 330 MB
 
         run = loop.run
     stop = threading.Event()
@@ -28,7 +28,7 @@ def main(
         signal.signal(number, lambda *_: stop.set())
     try:
         settings = LearnerSettings.load()
-        _log(settings.log)
+        _configure_log(settings.log)
         run(settings, KafkaSettings.load(), stop)
     except HvdError as error:
         sys.stderr.write(f"{error}\n")
@@ -36,7 +36,7 @@ def main(
     return 0
 
 
-def _log(form: Literal["text", "json"]) -> None:
+def _configure_log(form: Literal["text", "json"]) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

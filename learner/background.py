@@ -1,4 +1,4 @@
-"""Calls that may wait for a server, made one after another on a thread of their own."""
+"""Runs calls that may wait for a server, one after another, on a daemon thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from decoder.limited_log import LimitedLog
 _Calls = queue.Queue[Callable[[], object] | None]
 
 CLOSE_SECONDS: Final = 5.0
-"""For what was offered, when its caller leaves: a process that is stopped has half a minute."""
+"""For submitted calls; a stopped process has half a minute."""
 
 
 class Background:
-    """A daemon thread: a server that does not answer keeps no process from ending."""
+    """A thread that does not keep the process from ending while a server does not answer, which
+    that of a ``ThreadPoolExecutor`` does."""
 
     def __init__(self, name: str) -> None:
         self._name = f"hvd-{name}"
@@ -24,25 +25,25 @@ class Background:
         self._open()
 
     @property
-    def waiting(self) -> int:
-        """Calls that wait for the one that is under way."""
+    def queued(self) -> int:
+        """Calls that have not begun."""
         return self._calls.qsize()
 
     def idle(self, seconds: float = 0.0) -> bool:
-        """Whether all that was offered is done, or is within so many ``seconds``."""
+        """Whether all submitted calls are done, waiting up to ``seconds``."""
         done = self._calls.all_tasks_done
         with done:
             return done.wait_for(lambda: not self._calls.unfinished_tasks, seconds)
 
-    def offer(self, call: Callable[[], object]) -> None:
-        """Have ``call`` made after those before it."""
+    def submit(self, call: Callable[[], object]) -> None:
+        """Run ``call`` after those before it."""
         self._calls.put(call)
         if self._thread.ident is None:
             self._thread.start()
 
     def close(self) -> bool:
-        """End, once all is done that was offered; False where a call does not return in time.
-        Calls that are offered afterwards have a thread of their own."""
+        """Finish submitted calls and end the thread; False where a call does not return in time.
+        Later calls get a new thread."""
         calls, thread = self._calls, self._thread
         self._open()
         if thread.ident is not None:
@@ -53,14 +54,14 @@ class Background:
     def _open(self) -> None:
         self._calls: _Calls = queue.Queue()
         self._thread = threading.Thread(
-            target=self._work, args=(self._calls,), name=self._name, daemon=True
+            target=self._run, args=(self._calls,), name=self._name, daemon=True
         )
 
-    def _work(self, calls: _Calls) -> None:
+    def _run(self, calls: _Calls) -> None:
         while (call := calls.get()) is not None:
             try:
                 call()
-            except Exception:  # noqa: BLE001 -- the calls after it are made all the same
+            except Exception:  # noqa: BLE001 -- later calls must still run
                 self._limited_log.exception(f"{self._name}: a call failed")
             finally:
                 calls.task_done()

@@ -1,8 +1,8 @@
-"""Stores the learner's state and the offsets it stands for, in one transaction.
+"""Transactional store of the learner's state.
 
-A tree is stored as safetensors: arrays, and a header with the JSON of the rest, in which each array
-is named where it belongs, and a digest over both. A dataclass is written as its fields, and
-:func:`made` again by their annotations. No pickle.
+A tree is serialised as safetensors: arrays, and a header with the rest as JSON, references to the
+arrays, and a digest. Dataclasses are stored as their fields and restored by their annotations, with
+pydantic. No pickle.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sqlite3
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -29,28 +29,26 @@ from decoder.contracts.bundle import metadata_of
 from decoder.contracts.features import SCHEMA_ID
 
 FORMAT: Final = f"hvd.learner.v9-{SCHEMA_ID.rpartition('-')[2]}"
-"""Of other features, nothing that was learned is to be gone on from."""
+"""With other features, nothing learned can be continued."""
 Tree = dict[str, Any]
-"""What is stored: what JSON knows, arrays, dataclasses and models; it is read back without
-the last two, and in the same order."""
+"""JSON values, arrays, dataclasses and models; read back without the last two."""
 Arrays = dict[str, NDArray[Any]]
 T = TypeVar("T")
 
 
 class OtherFormat(ValueError):
-    """A whole tree of another release, or of another topic; says of which."""
+    """An intact tree of another release or topic, which the message names."""
 
 
 class Damaged(OSError):
-    """What lies there is no store."""
+    """The file is no SQLite database, or a damaged one."""
 
 
 class Store:
-    """Trees by name and number in one SQLite file. What is put is in force at :meth:`commit`, all
-    at once; until then this connection alone sees it, and a kill undoes it.
+    """Trees by name and number in one SQLite file, written in transactions.
 
-    A tree may say how many events it has learned from, which is read without the tree. Every method
-    raises OSError where the disk refuses, and its kind Damaged where the file is none of SQLite's.
+    A tree's number of learned events can be read without the tree. Methods raise OSError for disk
+    errors, and Damaged for a damaged file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,45 +61,44 @@ class Store:
                 "CREATE TABLE IF NOT EXISTS trees (name TEXT, number INTEGER, "
                 "learned INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (name, number))"
             )
-            if (found := self._read("PRAGMA quick_check(1)")) != [("ok",)]:
-                raise sqlite3.DatabaseError(str(found))
+            if (result := self._read("PRAGMA quick_check(1)")) != [("ok",)]:
+                raise sqlite3.DatabaseError(str(result))
 
     def put(self, name: str, tree: Tree, number: int = 0, learned: int = 0) -> int:
-        """Put ``tree`` in the place of what is there; its bytes."""
+        """Insert or replace a tree; its size in bytes."""
         data = pack(tree)
         self._write("INSERT OR REPLACE INTO trees VALUES (?, ?, ?, ?)", name, number, learned, data)
         return len(data)
 
     def drop(self, name: str, below: int = 2**62) -> None:
-        """Drop the trees of ``name`` with numbers below that."""
+        """Delete trees of ``name`` with numbers below ``below``."""
         self._write("DELETE FROM trees WHERE name = ? AND number < ?", name, below)
 
     def get(self, name: str, below: int = 1) -> list[Tree]:
-        """The trees of ``name`` with numbers below that, in their order; raises as :func:`unpack`
-        where one is damaged."""
-        asked = "SELECT data FROM trees WHERE name = ? AND number < ? ORDER BY number"
-        return [unpack(data) for (data,) in self._read(asked, name, below)]
+        """Trees of ``name`` with numbers below ``below``, in order; raises as :func:`unpack`."""
+        query = "SELECT data FROM trees WHERE name = ? AND number < ? ORDER BY number"
+        return [unpack(data) for (data,) in self._read(query, name, below)]
 
     def learned(self, name: str) -> int:
-        """What tree ``name`` says; 0 where there is none."""
+        """Events that tree ``name`` has learned from; 0 if there is none."""
         return sum(n for (n,) in self._read("SELECT learned FROM trees WHERE name = ?", name))
 
     def commit(self) -> None:
-        """Let what was put be in force; on the disk when this returns."""
+        """Commit the transaction; it is on the disk when this returns."""
         self._end("COMMIT")
 
     def rollback(self) -> None:
-        """Undo what was put since the last commit."""
+        """Undo everything since the last commit."""
         self._end("ROLLBACK")
 
     def close(self) -> None:
-        """Leave the file; what is not committed is undone."""
+        """Close the file without a commit."""
         self._db.close()
 
-    def _end(self, how: str) -> None:
+    def _end(self, statement: str) -> None:
         with _as_os_error():
             if self._db.in_transaction:
-                self._db.execute(how)
+                self._db.execute(statement)
 
     def _write(self, statement: str, *values: object) -> None:
         with _as_os_error():
@@ -125,20 +122,20 @@ def _as_os_error() -> Iterator[None]:
 
 
 def pack(tree: Tree) -> bytes:
-    """``tree`` as bytes."""
+    """Serialise ``tree``."""
     arrays: Arrays = {}
-    mark = secrets.token_hex(8)  # a bundle's provenance may hold any word that is known before
+    mark = secrets.token_hex(8)  # random, since a bundle's provenance may hold any key
 
     def encode(value: Any) -> Any:
-        """What JSON has no word for."""
         if isinstance(value, np.generic):
             return value.item()
-        if is_dataclass(value):
-            return {each.name: getattr(value, each.name) for each in fields(value)}
+        if is_dataclass(value) and not isinstance(value, type):
+            adapter = _adapter(type(value))
+            return adapter.dump_python([value], by_alias=True, warnings=False)[0]
         if isinstance(value, BaseModel):
             return value.model_dump()
         if not isinstance(value, np.ndarray | array):
-            raise TypeError(f"{value!r} is nothing that is stored")
+            raise TypeError(f"{value!r} cannot be stored")
         name = str(len(arrays))
         arrays[name] = np.ascontiguousarray(value)
         return {mark: name}
@@ -150,10 +147,10 @@ def pack(tree: Tree) -> bytes:
 
 
 def unpack(data: bytes) -> Tree:
-    """The reverse, with arrays that may be written to.
+    """Deserialise a tree; its arrays are writable.
 
     Raises:
-        OtherFormat: another release has stored it.
+        OtherFormat: another release has written it.
         SafetensorError, ValueError, KeyError, TypeError: it is damaged.
     """
     arrays = load_arrays(data)
@@ -166,24 +163,24 @@ def unpack(data: bytes) -> Tree:
         return arrays[value[mark]].copy() if value.keys() == {mark} else value
 
     tree: Tree = json.loads(metadata["state"], object_hook=decode)
-    if (of := tree.pop("format")) != FORMAT:
-        raise OtherFormat(of)
+    if (other := tree.pop("format")) != FORMAT:
+        raise OtherFormat(other)
     return tree
 
 
-def made(kind: Callable[..., T], tree: object) -> T:
-    """What was written as ``tree``.
+def restore(kind: Callable[..., T], tree: object) -> T:
+    """Restore a value of type ``kind``.
 
     Raises:
-        ValueError: it is not of this version.
+        ValueError: the tree is of another version.
     """
-    value: T = _reader(kind).validate_python([tree])[0]
+    value: T = _adapter(kind).validate_python([tree])[0]
     return value
 
 
 @cache
-def _reader(kind: Any) -> TypeAdapter[Any]:
-    # in a list, since a dataclass by itself lets nobody say that it holds arrays
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    # a dataclass by itself cannot be configured to hold arrays; a list of it can
     return TypeAdapter(list[kind], config=ConfigDict(arbitrary_types_allowed=True))
 
 

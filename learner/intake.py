@@ -1,9 +1,9 @@
-"""``python -m learner.intake``: what draft events teach, from topic to topic, until it is told.
+"""``python -m learner.intake``: relays training rows from ``hvd.drafts.v2`` to ``hvd.lessons.v2``.
 
-As many as there are partitions share ``hvd.drafts.v2`` out by a consumer group. Each record goes
-through :class:`learner.ingest.lessons.Intake`, which a learner calls where both are one process,
-and what it teaches goes to ``hvd.lessons.v2`` under its scope. Offsets are committed behind what
-was delivered: a record may be sent twice, and those who learn know it again.
+A consumer group assigns the partitions of ``hvd.drafts.v2`` to intakes. Each record passes through
+:class:`learner.ingest.records.RecordReader`, as in a learner that reads draft events itself, and
+its training rows go to ``hvd.lessons.v2`` under their scope. Offsets are committed after delivery:
+a record may be sent twice, and learners deduplicate.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
 from learner import topics
 from learner.__main__ import main
 from learner.ingest.dead_letters import DeadLetters
-from learner.ingest.group import Group
-from learner.ingest.lessons import Intake, Lessons, encode_lessons
+from learner.ingest.group import GroupMember
+from learner.ingest.records import DraftRecord, RecordReader, encode_rows
 from learner.ingest.source import RETRY_SECONDS, EventSource, Fetched
-from learner.ingest.workers import Workers
-from learner.page import Vitals, serving
+from learner.ingest.statuses import StatusReader
+from learner.page import Health, serve_page
 from learner.settings import LearnerSettings
 from learner.status import StatusProducer
 
@@ -41,135 +41,129 @@ log = logging.getLogger(__name__)
 GROUP: Final = "hvd-intake"
 POLL_SECONDS: Final = 0.05
 TURN_SECONDS: Final = 1.0
-"""For the records of one turn."""
-SETTLE_SECONDS: Final = 1.0
-"""Between two commits, and statuses: what an intake that dies has sent twice."""
+COMMIT_SECONDS: Final = 1.0
+"""Interval of commits and statuses: a failed intake sends so much twice."""
 DELIVERY_MS: Final = 10_000
-"""What was not delivered by then never is: of one that was stopped nothing comes for longer."""
-MOST_BYTES: Final = 4 * 2**20
+"""Delivery timeout: after an intake stopped, nothing of it arrives for longer."""
+MAX_BYTES: Final = 4 * 2**20
 
 
-class Relay:
-    """The process's state; :meth:`step` is its life. Start from :func:`run`."""
+class Intake:
+    """State of the process; :func:`run` calls :meth:`step` in a loop."""
 
     def __init__(self, kafka: KafkaSettings) -> None:
         self.process = f"intake-{socket.gethostname()}-{os.getpid()}"
         self.life = secrets.token_hex(8)
-        self.faults = 0  # lessons that Kafka takes from nobody
-        self.vitals = Vitals()
-        self.workers = Workers(kafka, self.process)
-        self.intake = Intake(DeadLetters(kafka))
+        self.faults = 0  # records larger than Kafka accepts
+        self.health = Health()
+        self.statuses = StatusReader(kafka, self.process)
+        self.reader = RecordReader(DeadLetters(kafka))
         self.status = StatusProducer(kafka)
         self._kafka = kafka
-        self._group = Group(kafka, DRAFTS, GROUP, keeps=True)
+        self._group = GroupMember(kafka, DRAFTS, GROUP, commits=True)
         self.source = EventSource(kafka, {}, group=self._group)
-        self._part = self._group.part
-        self._safe: dict[int, int] = {}  # offsets before which all is delivered
+        self._assignment = self._group.assignment
+        self._delivered: dict[int, int] = {}  # offsets up to which all records are delivered
         self._producer: Any = None
-        self._under_way: list[Any] = []
-        self._settled_at = time.monotonic()
+        self._in_flight: list[Any] = []
+        self._committed_at = time.monotonic()
 
     def step(self) -> None:
         """One turn; takes about ``POLL_SECONDS`` when idle."""
-        records = self.source.taken(POLL_SECONDS, TURN_SECONDS)
-        if self._group.part is not self._part:
-            self._part = self._group.part
-            self._part.begin(self._safe)
-            self._forget()
-        self.workers.read()
-        self.intake.shares = self.workers.shares
+        records = self.source.records(POLL_SECONDS, TURN_SECONDS)
+        if self._group.assignment is not self._assignment:
+            self._assignment = self._group.assignment
+            self._assignment.apply(self._delivered)
+            self.reader.sequences.came.clear()
+        self.statuses.read()
+        self.reader.sample_rates = self.statuses.sample_rates
         try:
             for record in records:
-                lessons = self.intake.admit(record)
-                if lessons is not None and len(lessons.rows):
-                    self._send(record, lessons)
-            if time.monotonic() >= self._settled_at + SETTLE_SECONDS:
-                self._settle()
+                decoded = self.reader.read(record)
+                if decoded is not None and len(decoded.rows):
+                    self._send(record, decoded)
+            if time.monotonic() >= self._committed_at + COMMIT_SECONDS:
+                self._commit()
         except AWAY as error:
-            log.warning("lessons are not taken (%r): they are sent again", error)
-            self._again()
-        self.vitals.turned(self.source.caught_up)
+            log.warning("training rows are not accepted (%r): sending them again", error)
+            self._rewind()
+        self.health.record_turn(self.source.caught_up)
 
     def close(self) -> None:
-        """Commit what is delivered by then, and leave."""
+        """Commit what has been delivered, and disconnect."""
         with suppress(*AWAY):
-            self._settle()
-        for part in (self.source, self._group, self.workers, self.intake.dead, self.status):
+            self._commit()
+        for part in (self.source, self._group, self.statuses, self.reader.dead, self.status):
             part.close()
         close(self._producer)
 
-    def _send(self, record: Fetched, lessons: Lessons) -> None:
+    def _send(self, record: Fetched, decoded: DraftRecord) -> None:
         if self._producer is None:
             self._producer = open_producer(
-                self._kafka, "intake", **ONE_AT_A_TIME, max_request_size=MOST_BYTES,
+                self._kafka, "intake", **ONE_AT_A_TIME, max_request_size=MAX_BYTES,
                 linger_ms=20, compression_type="zstd", max_block_ms=5_000,
                 delivery_timeout_ms=DELIVERY_MS, request_timeout_ms=DELIVERY_MS // 2,
             )  # fmt: skip
-        share = self.intake.shares.get(lessons.scope, 1.0)
-        source = Source(record.partition, record.offset, share)
-        value = encode_lessons(lessons, source)
-        key = lessons.scope.encode()
+        rate = self.reader.sample_rates.get(decoded.scope, 1.0)
+        value = encode_rows(decoded, Source(record.partition, record.offset, rate))
+        key = decoded.scope.encode()
         try:
             sent = self._producer.send(LESSONS.name, value=value, key=key, headers=LESSONS.headers)
-            self._under_way.append(sent)
+            self._in_flight.append(sent)
         except MessageSizeTooLargeError as error:
-            self._lost(error)
+            self._count_lost(error)
 
-    def _settle(self) -> None:
-        """Wait for what is under way, then have the group remember how far was read.
+    def _commit(self) -> None:
+        """Wait for records in flight, commit offsets, and report.
 
         Raises:
             KafkaError, OSError: something was not delivered.
         """
-        sent, self._under_way = self._under_way, []
-        for each in sent:
+        in_flight, self._in_flight = self._in_flight, []
+        for each in in_flight:
             try:
                 each.get(timeout=2.0 * DELIVERY_MS / 1e3)
             except MessageSizeTooLargeError as error:
-                self._lost(error)
-        self._safe = dict(self.source.offsets)
-        self._group.commit(self._safe)
-        self._settled_at = time.monotonic()
-        told = self.intake.said(self.source)
-        said = LearnerStatus(process=self.process, life=self.life, faults=self.faults, **told)
-        self.status.send(said)
-        self.vitals.said = [said]
+                self._count_lost(error)
+        self._delivered = dict(self.source.offsets)
+        self._group.commit(self._delivered)
+        self._committed_at = time.monotonic()
+        fields = self.reader.status(self.source)
+        status = LearnerStatus(process=self.process, life=self.life, faults=self.faults, **fields)
+        self.status.send(status)
+        self.health.statuses = [status]
 
-    def _lost(self, error: MessageSizeTooLargeError) -> None:
+    def _count_lost(self, error: MessageSizeTooLargeError) -> None:
         self.faults += 1
-        log.error("lessons that Kafka takes from nobody are lost: %s", error)
+        log.error("training rows larger than Kafka accepts are lost: %s", error)
 
-    def _again(self) -> None:
-        """Read on from where all is delivered."""
+    def _rewind(self) -> None:
+        """Continue at the offsets up to which all records are delivered."""
         close(self._producer)
         self.source.close()
-        self.source.offsets = dict(self._safe)
-        self._producer, self._under_way = None, []
-        self._forget()
+        self.source.offsets = dict(self._delivered)
+        self._producer, self._in_flight = None, []
+        self.reader.sequences.came.clear()  # records read again are sent again
         time.sleep(RETRY_SECONDS)
-
-    def _forget(self) -> None:
-        """What was read may be read again, and is then to be sent again."""
-        self.intake.sequences.came.clear()
 
 
 def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) -> None:
-    """Take in until ``stop`` is set.
+    """Relay until ``stop`` is set.
 
     Raises:
         SettingsError: the page's port is taken.
-        BrokerError: see :func:`learner.topics.wait_until_right`.
+        BrokerError: see :func:`learner.topics.wait_for_topics`.
     """
-    vitals = Vitals()
-    with serving(settings, vitals):
-        topics.wait_until_right(kafka, stop)
-        relay = Relay(kafka)
-        relay.vitals = vitals
+    health = Health()
+    with serve_page(settings, health):
+        topics.wait_for_topics(kafka, stop)
+        intake = Intake(kafka)
+        intake.health = health
         try:
             while not stop.is_set():
-                relay.step()
+                intake.step()
         finally:
-            relay.close()
+            intake.close()
 
 
 if __name__ == "__main__":

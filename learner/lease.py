@@ -1,9 +1,10 @@
-"""One learner a scope: leases on a compacted topic, in whose first partition all read one order.
+"""Leases on scopes: one learner promotes and publishes for a scope.
 
-Whoever wants a scope writes a claim with the next term under the scope's key; of several, the first
-in the log has it. A holder renews. It holds for ``TTL_SECONDS`` from when it *sent* what it has
-read back, others count from when they *read* it, each on a clock of its own: so no two hold at once
-(leases of Gray and Cheriton, 1989). A term is also what a publication's number begins with.
+Leases are records of a compacted topic, whose first partition all learners read in one order. A
+learner claims a scope with the next term under the scope's key; the first claim in the log wins,
+and its holder renews it. A holder counts ``TTL_SECONDS`` from when it *sent* a claim that it has
+read back, others from when they *read* it, each by its own clock: so no two hold at once (Gray and
+Cheriton 1989). Publication numbers begin with the term.
 """
 
 from __future__ import annotations
@@ -30,27 +31,26 @@ from learner.background import Background
 log = logging.getLogger(__name__)
 
 TTL_SECONDS: Final = 20.0
-"""A learner that was lost is replaced after this and a renewal: within half a minute."""
+"""A failed learner is replaced after this and a renewal: within half a minute."""
 RENEW_SECONDS: Final = 4.0
 LOOK_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 5.0
 MARGIN_SECONDS: Final = 10.0
-"""What must be left of a lease for a publication to begin: longer than one may be under way."""
-LAST_TERM: Final = 2**31
-"""Its publications have numbers within their bound."""
-SCOPES: Final = 100_000
-"""Whose leases are remembered, the ones heard of last: anybody may make scopes up, and whoever
-lives renews his."""
+"""Time left of a lease when a publication begins: more than a publication may take."""
+MAX_TERM: Final = 2**31
+"""Keeps publication numbers within their bound."""
+MAX_SCOPES: Final = 100_000
+"""The most recently claimed: anybody may invent scopes, and living holders renew."""
 BEATS: Final = 8
-"""Renewals whose sending is remembered until they are read back."""
+"""Claims whose sending time is remembered until they are read back."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A record of the topic: ``beat`` counts what its holder has written."""
+    """A record of the topic; ``beat`` counts the records of its holder."""
 
     holder: str
-    term: Annotated[int, Field(gt=0, le=LAST_TERM)]
+    term: Annotated[int, Field(gt=0, le=MAX_TERM)]
     beat: Annotated[int, Field(ge=0, le=2**53)]
     released: bool = False
 
@@ -59,7 +59,7 @@ CLAIM: Final = TypeAdapter(Claim)
 
 
 def read_claim(value: bytes | None) -> Claim | None:
-    """A record's claim; None where it holds none, or one that nobody would remember."""
+    """Parse a record; None for an invalid one."""
     try:
         claim = CLAIM.validate_json(value or b"", strict=True)
     except ValidationError:
@@ -67,9 +67,9 @@ def read_claim(value: bytes | None) -> Claim | None:
     return claim if len(claim.holder) <= NAME_LENGTH else None
 
 
-def counts(claim: Claim, held: Claim | None) -> bool:
-    """Whether ``claim``, read after ``held``, takes its place: of one term the first stays, and a
-    term that leaps is nobody's count: there would be none after it."""
+def supersedes(claim: Claim, held: Claim | None) -> bool:
+    """Whether ``claim``, read after ``held``, replaces it. The first claim of a term wins; a term
+    far ahead is forged, and would leave no terms after it."""
     last = 0 if held is None else held.term
     if last < claim.term <= last + LEAP // NUMBERS_A_TERM:
         return True
@@ -80,101 +80,103 @@ def counts(claim: Claim, held: Claim | None) -> bool:
 
 
 class Lease:
-    """The leases of one learner, which a thread of its own claims and renews: see :meth:`keep`."""
+    """The leases of one learner, claimed and renewed on a thread: see :meth:`renew_in_background`.
+
+    ``holder`` is the id of a learner that runs once at a time: see ``learner.state_dir``. ``ready``
+    says whether all records that existed at first have been read.
+    """
 
     def __init__(self, kafka: KafkaSettings, holder: str) -> None:
-        """``holder`` names a place that one process at a time can have: see ``learner.home``."""
         self.holder = holder
-        self.known = False
-        """Whether all that lay on the topic at first has been read."""
+        self.ready = False
         self._kafka = kafka
-        self._log = Compacted(kafka, LEASE, self._saw)
+        self._topic = Compacted(kafka, LEASE, self._receive)
         self._producer: Any = None
-        self._held: dict[str, Claim] = {}
+        self._claims: dict[str, Claim] = {}
         self._read_at: dict[str, float] = {}
         self._terms: dict[str, int] = {}  # claimed by this process
-        self._sent: dict[str, deque[tuple[int, float]]] = {}  # beat, and when
-        self._until: dict[str, tuple[float, int]] = {}  # by our clock, and the term, where ours
+        self._sent: dict[str, deque[tuple[int, float]]] = {}  # beat and monotonic time
+        self._until: dict[str, tuple[float, int]] = {}  # monotonic end and term of our leases
         self._background = Background("lease")
         self._beat = 0
         self._own_read_at = time.monotonic()
         self._limited_log = LimitedLog()
         self._look_at = 0.0
 
-    def keep(self, wanted: Callable[[], Mapping[str, int]], ours: Callable[[str], bool]) -> None:
-        """Have :meth:`turn` called, where it is time, with what is ``wanted`` now; waits for
-        nothing. A learner that calls it no more loses its leases."""
+    def renew_in_background(
+        self, wanted: Callable[[], Mapping[str, int]], ours: Callable[[str], bool]
+    ) -> None:
+        """Start :meth:`renew` if due, without waiting. If no longer called, leases expire."""
         if self._background.idle() and time.monotonic() >= self._look_at:
-            self._background.offer(partial(self.turn, wanted(), ours))
+            self._background.submit(partial(self.renew, wanted(), ours))
 
-    def turn(
+    def renew(
         self, wanted: Mapping[str, int], ours: Callable[[str], bool] = lambda scope: True
     ) -> None:
-        """Read what was written, then claim or renew scopes as far as it is time.
+        """Read new records, then claim or renew scopes that are due.
 
         Args:
-            wanted: by scope, the highest term that is known otherwise: a topic that was made anew
-                has forgotten its own.
-            ours: whether a scope is for us to hold; what is held and is not, is given up.
+            wanted: by scope, the highest term known from elsewhere: a recreated topic has lost its
+                own.
+            ours: whether this learner may hold a scope; others are released.
         """
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_SECONDS
         try:
-            if self._log.read():
-                self.known = True
-                for scope, known in wanted.items():
-                    self._claim_or_renew(scope, known)
-                self._give_up(scope for scope in self._terms if not ours(scope))
-        except AWAY:  # the log has it
+            if self._topic.read():
+                self.ready = True
+                for scope, term in wanted.items():
+                    self._claim_or_renew(scope, term)
+                self._release(scope for scope in self._terms if not ours(scope))
+        except AWAY:  # already logged
             self._look_at = time.monotonic() + RETRY_SECONDS
 
     def holds(self, scope: str, margin: float = 0.0) -> bool:
-        """Whether ``scope`` is ours, and for ``margin`` seconds to come. Any thread may ask."""
+        """Whether this learner holds ``scope`` for ``margin`` more seconds. Thread-safe."""
         return self.term(scope, margin) > 0
 
     def term(self, scope: str, margin: float = 0.0) -> int:
-        """The term under which ``scope`` is ours, and for ``margin`` seconds to come; 0 where it is
-        not. Any thread may ask."""
+        """The term of our lease on ``scope``, valid for ``margin`` more seconds; 0 without one.
+        Thread-safe."""
         until, term = self._until.get(scope, (0.0, 0))
         return term if time.monotonic() + margin < until else 0
 
     def holder_of(self, scope: str) -> str:
-        """Who holds ``scope`` for all that is known, or ""."""
-        claim = self._held.get(scope)
+        """The last known holder of ``scope``, or ""."""
+        claim = self._claims.get(scope)
         return "" if claim is None or claim.released else claim.holder
 
     def close(self) -> None:
-        """Give up what is held, so that nobody waits for it, and leave the broker."""
+        """Release all leases, and disconnect."""
         if not self._background.close():
             return
         try:
-            self._give_up(self._terms)
+            self._release(self._terms)
         except AWAY as error:
-            log.debug("leases run out by themselves: %s", error)
-        self._log.close()
+            log.debug("leases are left to expire: %s", error)
+        self._topic.close()
         close(self._producer)
 
-    def _give_up(self, scopes: Iterable[str]) -> None:
+    def _release(self, scopes: Iterable[str]) -> None:
         for scope in filter(self.holds, scopes):
             self._write(scope, released=True)
             del self._until[scope]
 
-    def _claim_or_renew(self, scope: str, known: int) -> None:
+    def _claim_or_renew(self, scope: str, known_term: int) -> None:
         now = time.monotonic()
         sent = self._sent.get(scope)
         if sent and now < sent[-1][1] + RENEW_SECONDS:
             return
-        claim = self._held.get(scope)
+        claim = self._claims.get(scope)
         if claim is None:
-            self._terms[scope] = known + 1
-        elif claim.term < known or not self.holds(scope, RENEW_SECONDS):
-            # A term that may run out before it is renewed is not renewed: somebody else may claim.
-            ours = claim.holder == self.holder  # of the process that was here before this one
-            free = claim.released or ours or now >= self._read_at[scope] + TTL_SECONDS
-            if not free:
+            self._terms[scope] = known_term + 1
+        elif claim.term < known_term or not self.holds(scope, RENEW_SECONDS):
+            # a lease that may expire before the renewal is read is claimed anew
+            ours = claim.holder == self.holder  # also of the process before a restart
+            if not (claim.released or ours or now >= self._read_at[scope] + TTL_SECONDS):
                 return
-            self._terms[scope] = max(claim.term, known) + 1
+            self._terms[scope] = max(claim.term, known_term) + 1
             self._until.pop(scope, None)
         self._write(scope)
 
@@ -185,9 +187,9 @@ class Lease:
         sent.append((claim.beat, time.monotonic()))
         if len(sent) == BEATS and sent[0][1] > self._own_read_at:
             self._limited_log.warning(
-                f"topic {LEASE.name} does not keep what is written: of the last {BEATS} claims for "
-                "scope %s none was read back, and without a lease nothing is published. See who "
-                "else writes or deletes there, and let hvd doctor look at the topic.", scope,
+                f"topic {LEASE.name} does not retain records: none of the last {BEATS} claims for "
+                "scope %s was read back, and nothing is published without a lease. Check who else "
+                "writes or deletes there, and run hvd doctor.", scope,
             )  # fmt: skip
         try:
             if self._producer is None:
@@ -195,40 +197,40 @@ class Lease:
                     self._kafka, "lease", **ONE_AT_A_TIME, bootstrap_timeout_ms=1_000,
                     max_block_ms=500, delivery_timeout_ms=4_000, request_timeout_ms=2_000,
                 )  # fmt: skip
-            under_way = self._producer.send(
+            future = self._producer.send(
                 LEASE.name, value=CLAIM.dump_json(claim), key=scope.encode(), partition=0,
                 headers=LEASE.headers,
             )  # fmt: skip
         except AWAY as error:
-            self._refused(error)
+            self._log_refusal(error)
             raise
-        under_way.add_errback(self._refused)
+        future.add_errback(self._log_refusal)
 
-    def _refused(self, error: BaseException) -> None:
+    def _log_refusal(self, error: BaseException) -> None:
         log_error(self._limited_log, LEASE.name, "written", error)
 
     def _ends_at(self, scope: str, claim: Claim) -> float:
-        """Until when ``claim`` is our lease; 0 where it is none."""
+        """Monotonic end of our lease by ``claim``; 0 if it is none."""
         if claim.released or (claim.holder, claim.term) != (self.holder, self._terms.get(scope)):
             return 0.0
         sent = dict(self._sent[scope]).get(claim.beat)
         return 0.0 if sent is None else sent + TTL_SECONDS
 
-    def _saw(self, record: Any) -> None:
+    def _receive(self, record: Any) -> None:
         claim = read_claim(record.value)
         scope = (record.key or b"").decode(errors="replace")
         if claim is not None and claim.holder == self.holder:
             self._own_read_at = time.monotonic()
-        if claim is None or len(scope) > NAME_LENGTH or not counts(claim, self._held.get(scope)):
+        before = self._claims.get(scope)
+        if claim is None or len(scope) > NAME_LENGTH or not supersedes(claim, before):
             return
-        before = self._held.get(scope)
         if before is None or before.holder != claim.holder:
             log.info("scope %s: held by %s, term %d", scope, claim.holder, claim.term)
-        self._held.pop(scope, None)
-        self._held[scope] = claim
+        self._claims.pop(scope, None)
+        self._claims[scope] = claim
         self._read_at[scope] = time.monotonic()
-        if len(self._held) > SCOPES:
-            forgotten = next(iter(self._held))
-            for known in (self._held, self._read_at, self._until):
-                known.pop(forgotten, None)
+        if len(self._claims) > MAX_SCOPES:
+            oldest = next(iter(self._claims))
+            for known in (self._claims, self._read_at, self._until):
+                known.pop(oldest, None)
         self._until[scope] = self._ends_at(scope, claim), claim.term

@@ -1,8 +1,8 @@
-"""The learner: consume, learn, register what won, publish what is served, checkpoint, report.
+"""The learner's loop: consume, learn, register candidates, publish policies, checkpoint, report.
 
-One thread, one step after another, several scopes. It waits for no server: MLflow, each topic that
-is followed and each producer have threads of their own. Kafka or MLflow going away is logged and
-tried again later; what was learned until then is kept.
+One thread serves all scopes and waits for no server: MLflow, each topic and each producer have
+threads of their own. While Kafka or MLflow is away, learned state is kept, and requests are
+retried.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import LESSONS, TRIALS, policy_key
 from decoder.limited_log import LimitedLog
 from learner import state, topics
-from learner.home import holder_of, occupied
 from learner.ingest.dead_letters import DeadLetters
-from learner.ingest.group import Group
-from learner.ingest.lessons import Intake, Lessons
-from learner.ingest.shares import Shares
+from learner.ingest.group import GroupMember
+from learner.ingest.records import DraftRecord, RecordReader
+from learner.ingest.sampling import HeadSampler
 from learner.ingest.source import EventSource, Fetched
-from learner.ingest.workers import Workers
+from learner.ingest.statuses import StatusReader
 from learner.lease import MARGIN_SECONDS, Lease
-from learner.page import Vitals, serving
+from learner.page import Health, serve_page
 from learner.release.publish import PolicyPublisher
 from learner.release.registrar import Registrar
 from learner.release.registrations import (
@@ -46,6 +45,7 @@ from learner.release.registry import Registry, Standing
 from learner.release.rollouts import Rollouts
 from learner.scope import Scope
 from learner.settings import LearnerSettings
+from learner.state_dir import learner_id, locked
 from learner.status import StatusProducer
 
 log = logging.getLogger(__name__)
@@ -57,60 +57,63 @@ TURN_SECONDS: Final = 1.0
 FOLLOW_SECONDS: Final = 1.0
 CHECKPOINT_SECONDS: Final = 10.0
 CHECKPOINT_BYTES_A_SECOND: Final = 2 * 2**20
-"""After one that was larger the next one is later; what is read again is known by its sequence."""
+"""A larger checkpoint delays the next one; records read again are deduplicated."""
 STATUS_SECONDS: Final = 1.0
 SLICE: Final = 500
-"""Scopes that nothing happens in which are looked at in one turn of following the registry."""
+"""Inactive scopes whose aliases are looked at in one turn."""
 ESTABLISHED: Final = 100
-"""Drafts before a scope enters the registry: its name comes from the topic, where anybody may make
-one up, and until then its workers have the first policy anyway."""
+"""Drafts before a scope is registered: anybody may invent scope names, and until then its workers
+run the first policy anyway."""
 
 
 class Learner:
-    """The process's state; :meth:`step` is its life. Start from :func:`run`."""
+    """State of the process; :func:`run` calls :meth:`step` in a loop."""
 
     def __init__(self, settings: LearnerSettings, kafka: KafkaSettings) -> None:
         self.settings = settings
         self.process = f"learner-{socket.gethostname()}-{os.getpid()}"
         self.life = secrets.token_hex(8)
-        resumed = state.resumed(settings)
-        self.scopes = resumed.scopes
-        self.faults = resumed.faults
-        self.group: Group | None = None
-        holder = holder_of(settings.state_dir)
-        if settings.topic is LESSONS:
-            self.group = Group(kafka, LESSONS, GROUP, keeps=False, instance=holder)
-        self.source = EventSource(
-            kafka, resumed.offsets, resumed.skipped, settings.topic, resumed.marks, self.group
+        stored = state.load(settings)
+        self.scopes = stored.scopes
+        self.faults = stored.faults
+        holder = learner_id(settings.state_dir)
+        self.group = (
+            GroupMember(kafka, LESSONS, GROUP, commits=False, instance=holder)
+            if settings.topic is LESSONS
+            else None
         )
-        self.dead = DeadLetters(kafka, settings.topic)
-        self.shares = Shares(settings.rows_per_second, resumed.shares)
-        self.workers = Workers(kafka, self.process)
+        self.source = EventSource(
+            kafka, stored.offsets, stored.skipped, settings.topic, stored.marks, self.group
+        )
+        self.sampler = HeadSampler(settings.rows_per_second, stored.shares)
+        self.statuses = StatusReader(kafka, self.process)
         self.unknown = 0
-        shares = self.shares if self.group is None else {}  # of lessons all are learned from
-        self.intake = Intake(
-            self.dead, resumed.sequences, resumed.refused,
-            resumed.repeated, shares, relayed=self.group is not None,
+        self.reader = RecordReader(
+            DeadLetters(kafka, settings.topic), stored.sequences, stored.refused, stored.repeated,
+            self.sampler if self.group is None else {},  # training rows are sampled already
+            relayed=self.group is not None,
         )  # fmt: skip
         self.lease = Lease(kafka, holder)
-        registry = Registry.of(settings)
         self.registrar = Registrar(
-            registry, self.lease.holds, resumed.waiting, self._busy, by=self.lease.holder,
+            Registry.of(settings), self.lease.holds, stored.waiting,
+            lambda scope: self.rollouts.busy(scope), by=holder,  # noqa: PLW0108 -- made below
             trial=settings.rollout != "off", keep=settings.keep_versions,
         )  # fmt: skip
-        self.publisher = PolicyPublisher(kafka, resumed.published)
-        rounds = EventSource(kafka, resumed.round_offsets, topic=TRIALS, marks=resumed.round_marks)
+        self.publisher = PolicyPublisher(kafka, stored.published)
+        rounds = EventSource(
+            kafka, stored.round_offsets, topic=TRIALS, fingerprints=stored.round_marks
+        )
         self.rollouts = Rollouts(
             settings, self.lease, self.publisher, self.registrar, rounds,
-            resumed.rollouts, resumed.round_sequences,
+            stored.rollouts, stored.round_sequences,
         )  # fmt: skip
         self.status = StatusProducer(kafka)
-        self.vitals = Vitals()
+        self.health = Health()
         self.standings: Mapping[str, Standing] = {}
-        self._unpublished = set[str]()  # scopes of which something is to lie on the policy topic
+        self._unpublished = set[str]()  # scopes with a policy missing on the policy topic
         self._slice_at = 0
         self._limited_log = LimitedLog()
-        self._seen = False  # whether the registry has said, once, what stands in it
+        self._aliases_known = False
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self._written_at = time.monotonic()
         self._follow_at = self._status_at = 0.0
@@ -120,55 +123,53 @@ class Learner:
         # 1. Consume, and learn from each record once, in order of arrival.
         self._consume()
         self.rollouts.read()
-        self.workers.read()
-        # 2. Follow the holders of scopes in how much is learned from.
-        said = self.workers.shares
-        others = (s for s in said if s in self.scopes.entries and not self.lease.holds(s))
-        self.shares.follow({s: said[s] for s in others})
+        self.statuses.read()
+        # 2. Adopt the sampling rates of scopes that others hold, and adjust our own.
+        rates = self.statuses.sample_rates
+        others = (s for s in rates if s in self.scopes.events and not self.lease.holds(s))
+        self.sampler.adopt({scope: rates[scope] for scope in others})
         near, lag = self.source.is_near_the_end(), self.source.lag()
-        self.shares.look(time.monotonic(), near, self.lease.holds, lag)
-        # 3. Keep what is ours to promote and publish.
-        self.lease.keep(self._wanted, self._ours)
-        for sent in self.publisher.acknowledged():
-            self._published(sent)
-        # 4. Take what the registry's thread has found out; ask it for what is to be served.
+        self.sampler.adjust(time.monotonic(), near, self.lease.holds, lag)
+        # 3. Renew leases, and take in acknowledged publications.
+        self.lease.renew_in_background(self._wanted, self._owns)
+        for policy in self.publisher.acknowledged():
+            self._acknowledge(policy)
+        # 4. Take in answers of the registry, and request policies to serve.
         for answer in self.registrar.answers():
-            self._take(answer)
+            self._receive(answer)
         if time.monotonic() >= self._follow_at:
             self._follow()
         # 5. Scopes and offsets in one write: a crash before this line reads the same records again.
         if time.monotonic() >= self._checkpoint_at:
             self.checkpoint()
-        # 6. Say how it goes.
+        # 6. Report.
         if time.monotonic() >= self._status_at:
             self._report()
-        self.vitals.turned(self.lease.known and self.source.caught_up)
+        self.health.record_turn(self.lease.ready and self.source.caught_up)
 
     def checkpoint(self) -> None:
-        """Save scopes, offsets, counters and what waits in one write; a full disk is logged."""
+        """Save all state in one transaction; a full disk is logged."""
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
-        intake, source = self.intake, self.source
+        reader, source, rollouts = self.reader, self.source, self.rollouts
+        current = state.State(
+            self.scopes,
+            waiting=self.registrar.waiting(),
+            rollouts=rollouts.of,
+            offsets=source.offsets,
+            marks=source.fingerprints,
+            skipped=source.skipped,
+            sequences=reader.sequences,
+            refused=reader.refused,
+            repeated=reader.repeated,
+            faults=self.faults,
+            published=dict(self.publisher.published.numbers),
+            round_offsets=rollouts.source.offsets,
+            round_marks=rollouts.source.fingerprints,
+            round_sequences=rollouts.sequences,
+            shares=self.sampler,
+        )
         try:
-            written = state.save(
-                self.settings,
-                state.State(
-                    self.scopes,
-                    waiting=self.registrar.waiting(),
-                    rollouts=self.rollouts.of,
-                    offsets=source.offsets,
-                    marks=source.marks,
-                    skipped=source.skipped,
-                    sequences=intake.sequences,
-                    refused=intake.refused,
-                    repeated=intake.repeated,
-                    faults=self.faults,
-                    published=dict(self.publisher.published.numbers),
-                    round_offsets=self.rollouts.source.offsets,
-                    round_marks=self.rollouts.source.marks,
-                    round_sequences=self.rollouts.sequences,
-                    shares=self.shares,
-                ),
-            )
+            written = state.save(self.settings, current)
         except OSError as error:
             log.error("checkpoint not written: %s", error)
             return
@@ -176,106 +177,100 @@ class Learner:
         self._checkpoint_at = now + max(CHECKPOINT_SECONDS, written / CHECKPOINT_BYTES_A_SECOND)
 
     def close(self) -> None:
-        """Let go of leases, broker, registry and store; saves nothing."""
+        """Release leases and disconnect; saves nothing."""
         for part in (
-            self.registrar, self.lease, self.source, self.rollouts, self.workers, self.dead,
-            self.publisher, self.status, self.group,
+            self.registrar, self.lease, self.source, self.rollouts, self.statuses, self.reader.dead,
+            self.publisher, self.status, self.group, self.scopes.store,
         ):  # fmt: skip
             if part is not None:
                 part.close()
-        self.scopes.store.close()
 
     def _consume(self) -> None:
-        """Learn from what has come. What is learned from, or refused for good, counts as read."""
-        if not self.scopes.entries and not self.workers.begun:
-            time.sleep(POLL_SECONDS)  # whom workers serve is not known: all would be passed over
+        """Learn from new records, which are acknowledged once learned from or refused."""
+        if not self.scopes.events and not self.statuses.ready:
+            time.sleep(POLL_SECONDS)  # without known scopes, all records would be skipped
             return
-        for record in self.source.taken(POLL_SECONDS, TURN_SECONDS):
-            lessons = self.intake.read(record)
-            if lessons is None:
+        for record in self.source.records(POLL_SECONDS, TURN_SECONDS):
+            decoded = self.reader.decode(record)
+            if decoded is None:
                 continue
-            is_known = lessons.scope in self.scopes.entries or self.workers.knows(lessons.scope)
+            name, source = decoded.scope, decoded.batch.source
+            is_known = name in self.scopes.events or self.statuses.is_known(name)
             if is_known is None:
-                return  # it is looked up: the record comes again
-            if not self.intake.is_new(record, lessons):
+                return  # the lookup is running: the record comes again
+            if not self.reader.admit(record, decoded):
                 continue
             if not is_known:
-                self.unknown += lessons.events
+                self.unknown += decoded.events
                 continue
-            if lessons.batch.source is not None and not self.lease.holds(lessons.scope):
-                self.shares.follow({lessons.scope: lessons.batch.source.share})
-            self.shares.count(lessons.scope, lessons.drafts)
-            self.rollouts.hear(lessons.scope)
-            self._learn(lessons, record)
+            if source is not None and not self.lease.holds(name):
+                self.sampler.adopt({name: source.share})
+            self.sampler.count(name, decoded.drafts)
+            self.rollouts.hear(name)
+            self._learn(decoded, record)
 
-    def _learn(self, admitted: Lessons, record: Fetched) -> None:
-        name = admitted.scope
+    def _learn(self, decoded: DraftRecord, record: Fetched) -> None:
+        name = decoded.scope
         try:
-            scope = self.scopes.of(name, admitted.events)
-            scope.served = admitted.served or scope.served
-            scope.predicted += admitted.predicted
-            scope.accepted += admitted.accepted
-            self.scopes.pass_over(name, "side", admitted.passed)
-            alarms = scope.feed(admitted.rows, admitted.drafts)
-            won = scope.candidate()
-            read = self.source.offsets | {record.partition: record.offset + 1}
-            winner = registration_of(scope, won, read) if won is not None else None
+            scope = self.scopes.get(name, decoded.events)
+            scope.served = decoded.served or scope.served
+            scope.predicted += decoded.predicted
+            scope.accepted += decoded.accepted
+            self.scopes.count_lost(name, "side", decoded.foreign)
+            alarms = scope.update(decoded.rows, decoded.drafts)
+            candidate = scope.take_candidate()
+            offsets = self.source.offsets | {record.partition: record.offset + 1}
+            if candidate is not None:
+                self.registrar.hand(registration_of(scope, candidate, offsets))
+                log.info("scope %s: a candidate won: %s", name, candidate.reason)
         except Exception:  # noqa: BLE001 -- one record must not end the learner, nor this scope
             self._limited_log.exception(
-                "scope %s: a record could not be learned from: back to what was saved", name
+                "scope %s: learning from a record failed: back to the last checkpoint", name
             )
             self.faults += 1
-            self.scopes.abandon(name, "fault")
+            self.scopes.discard(name, "fault")
             return
         if alarms:
-            log.info(
-                "scope %s: traffic changed, MAE now %.2f tokens", name, scope.skill.figures()["mae"]
-            )
-        if won is not None and winner is not None:
-            log.info("scope %s: a candidate won: %s", name, won.reason)
-            self.registrar.hand(winner)
+            mae = scope.skill.figures()["mae"]
+            log.info("scope %s: traffic changed, MAE now %.2f tokens", name, mae)
 
     def _established(self) -> set[str]:
-        """Scopes that belong into the registry."""
-        heard = {name for name, s in self.scopes.awake.items() if s.total >= ESTABLISHED}
-        return heard | {each.policy.scope for each in self.registrar.waiting()}
+        """Scopes that belong in the registry."""
+        active = {name for name, s in self.scopes.loaded.items() if s.total >= ESTABLISHED}
+        return active | {each.policy.scope for each in self.registrar.waiting()}
 
     def _wanted(self) -> dict[str, int]:
-        """Scopes to hold, those that wait to be published among them, and their known terms."""
+        """Scopes to lease, unpublished ones among them, with their last known terms."""
         term = self.publisher.published.term
         wanted = self._established() | self._unpublished | self.rollouts.open()
-        wanted = {name for name in wanted if self._ours(name)}
-        return {name: term(name) for name in sorted(wanted)}
+        return {name: term(name) for name in sorted(wanted) if self._owns(name)}
 
-    def _ours(self, scope: str) -> bool:
-        """Whether it is for this learner to hold, if it can."""
+    def _owns(self, scope: str) -> bool:
+        """Whether the consumer group assigns ``scope`` to this learner."""
         return self.group is None or self.group.owns(scope)
 
     def _due(self, scope: str) -> dict[str, tuple[int, float]]:
-        """By role, version and share of what is to lie on the policy topic and does not."""
+        """By role, version and share of policies missing on the policy topic."""
         served = self.standings.get(scope, Standing(scope)).served
         due = {CHAMPION: (served, 0.0) if served else None, TRIAL: self.rollouts.due(scope)}
-        lain = {role: self.publisher.published.last(scope, role) for role in due}
-        there = {role: last and (last.version, last.share) for role, last in lain.items()}
-        return {role: one for role, one in due.items() if one and one != there[role]}
+        last = {role: self.publisher.published.last(scope, role) for role in due}
+        current = {role: policy and (policy.version, policy.share) for role, policy in last.items()}
+        return {role: each for role, each in due.items() if each and each != current[role]}
 
     def _sendable(self, scope: str) -> dict[str, tuple[int, float]]:
-        """What is due but for what is on its way, or was sent and does not stay there."""
+        """Due policies that are not in flight, nor just sent in vain."""
         waits = self.publisher.waits
         due = self._due(scope) if self.publisher.current else {}
-        return {r: one for r, one in due.items() if not waits(scope, r, *one)}
+        return {role: each for role, each in due.items() if not waits(scope, role, *each)}
 
-    def _busy(self, scope: str) -> bool:
-        return self.rollouts.busy(scope)
-
-    def _take(self, answer: Answer) -> None:
+    def _receive(self, answer: Answer) -> None:
         if isinstance(answer, dict):
-            self.standings, self._seen = answer, True
+            self.standings, self._aliases_known = answer, True
             self._follow_at = 0.0
         elif isinstance(answer, Policy):
             self._serve(answer)
         elif isinstance(answer, Moved):
-            if answer.standing is not None:  # what was seen before it is not what stands now
+            if answer.standing is not None:  # newer than the last listing
                 self.standings = {**self.standings, answer.move.scope: answer.standing}
             self.rollouts.moved(answer)
             self._follow_at = self._checkpoint_at = 0.0
@@ -283,29 +278,29 @@ class Learner:
             self._checkpoint_at = 0.0
 
     def _follow(self) -> None:
-        """Ask for every policy that is served and not yet in force here or on the topic."""
+        """Request served policies that are not yet in force here, or missing on the topic."""
         self._follow_at = time.monotonic() + FOLLOW_SECONDS
         self.publisher.follow()
-        if not self._seen:
+        if not self._aliases_known:
             return
-        part = self._slice()
+        aliases = self._next_slice()
         if self.publisher.current:
-            self.rollouts.follow(part)
-            left = {name for name in self._unpublished - part.keys() if name in self.standings}
-            # what cannot be read may be another release's: its lease is not to be kept from it
+            self.rollouts.follow(aliases)
+            others = self._unpublished - aliases.keys()
+            # an unreadable policy may be another release's, which must get the lease
             unreadable = self.registrar.is_unreadable
-            self._unpublished = left | {
+            self._unpublished = {name for name in others if name in self.standings} | {
                 name
-                for name in part
+                for name in aliases
                 if any(not unreadable(name, version) for version, _ in self._due(name).values())
             }
         wanted = set()
-        for name, learned in self.scopes.awake.items():
-            if (tried := self.rollouts.judge(learned)) is not None:
+        for name, scope in self.scopes.loaded.items():
+            if (tried := self.rollouts.judge(scope)) is not None:
                 wanted.add((name, tried))
-        for name, standing in part.items():
-            scope = self.scopes.awake.get(name)
-            if standing.served and scope is not None and scope.version != standing.served:
+        for name, standing in aliases.items():
+            loaded = self.scopes.loaded.get(name)
+            if standing.served and loaded is not None and loaded.version != standing.served:
                 wanted.add((name, standing.served))
             if self.lease.holds(name):
                 wanted |= {(name, version) for version, _ in self._sendable(name).values()}
@@ -314,82 +309,79 @@ class Learner:
         for name in self._established():
             served = self.standings.get(name, Standing(name)).served
             if served is None and self.lease.holds(name) and (name, INITIAL) not in waiting:
-                scope = self.scopes.awake.get(name)
-                self.registrar.hand(first_registration(name, scope, self.settings))
+                loaded = self.scopes.loaded.get(name)
+                self.registrar.hand(first_registration(name, loaded, self.settings))
 
-    def _slice(self) -> dict[str, Standing]:
-        """The aliases of the scopes in which something happens, and of others in turn: a registry
-        may hold those of years."""
+    def _next_slice(self) -> dict[str, Standing]:
+        """Aliases of active scopes, and of some others in turn: a registry may hold thousands."""
         names = [*self.standings]
         at = self._slice_at if self._slice_at < len(names) else 0
         self._slice_at = at + SLICE
-        busy = self.scopes.awake.keys() | self._unpublished | self.rollouts.open()
-        chosen = {*names[at : at + SLICE], *busy} & self.standings.keys()
+        active = self.scopes.loaded.keys() | self._unpublished | self.rollouts.open()
+        chosen = {*names[at : at + SLICE], *active} & self.standings.keys()
         return {name: self.standings[name] for name in chosen}
 
     def _serve(self, policy: Policy) -> None:
-        """Have a policy published where the topic lacks it, if the scope is ours; then judge
-        against it."""
+        """Publish a requested policy if due, then put it in force here."""
         name, term = policy.scope, partial(self.lease.term, policy.scope, MARGIN_SECONDS)
-        for role, (due, share) in self._sendable(name).items():
-            if due == policy.version and term():
+        for role, (version, share) in self._sendable(name).items():
+            if version == policy.version and term():
                 self.publisher.begin(name, role, term, replace(policy, share=share))
         if policy_key(name, CHAMPION) not in self.publisher.pending:
-            self._crown(policy)
+            self._apply(policy)
 
-    def _published(self, sent: Policy) -> None:
-        """What was begun lies on the topic now."""
+    def _acknowledge(self, policy: Policy) -> None:
+        """Take in that ``policy`` lies on the policy topic."""
         log.info(
             "scope %s: version %d published for %s, number %d",
-            sent.scope, sent.version, sent.role, sent.publication,
+            policy.scope, policy.version, policy.role, policy.publication,
         )  # fmt: skip
         self._follow_at = 0.0
-        if sent.role == TRIAL:
-            self.rollouts.published(sent)
+        if policy.role == TRIAL:
+            self.rollouts.published(policy)
         else:
-            self._crown(sent)
+            self._apply(policy)
 
-    def _crown(self, policy: Policy) -> None:
-        """Judge against ``policy`` from now on, unless its alias was moved on meanwhile."""
+    def _apply(self, policy: Policy) -> None:
+        """Make ``policy`` the scope's champion or policy on trial, if the aliases still say so."""
         name, version = policy.scope, policy.version
-        scope = self.scopes.awake.get(name)
+        scope = self.scopes.loaded.get(name)
         served = self.standings.get(name, Standing(name)).served
         if scope is not None and scope.version != version == served:
-            self.scopes.of(name).crown(policy)
+            self.scopes.get(name).promote(policy)
             self._checkpoint_at = 0.0
         elif scope is not None and self.rollouts.judge(scope) == version:
-            self.scopes.of(name).put_on_trial(policy)
+            self.scopes.get(name).put_on_trial(policy)
 
     def _report(self) -> None:
         self._status_at = time.monotonic() + STATUS_SECONDS
         common = LearnerStatus(
             process=self.process,
             life=self.life,
-            **self.intake.said(self.source),
+            **self.reader.status(self.source),
             events_unknown=self.unknown,
             faults=self.faults,
             waiting=len(self.registrar.waiting()),
             registry_away_since=self.registrar.away_since,
             given_up=dict(self.registrar.given_up),
             checkpoint_age=time.monotonic() - self._written_at,
-            scopes_awake=len(self.scopes.awake),
-            scopes_known=len(self.scopes.entries),
+            scopes_awake=len(self.scopes.loaded),
+            scopes_known=len(self.scopes.events),
         )
-        said = [
-            common.model_copy(update=self._of_scope(name, scope))
-            for name, scope in self.scopes.awake.items()
-            if self._ours(name)
+        self.health.statuses = [
+            common.model_copy(update=self._scope_status(name, scope))
+            for name, scope in self.scopes.loaded.items()
+            if self._owns(name)
         ] or [common]
-        for status in said:
+        for status in self.health.statuses:
             self.status.send(status)
-        self.vitals.said = said
 
-    def _of_scope(self, name: str, scope: Scope) -> dict[str, object]:
+    def _scope_status(self, name: str, scope: Scope) -> dict[str, object]:
         last = self.publisher.published.last(name)
         return {
-            "events_consumed": self.scopes.entries[name],
+            "events_consumed": self.scopes.events[name],
             "losses": dict(self.scopes.lost.get(name, {})),
-            "share": self.shares.get(name, 1.0),
+            "share": self.sampler.get(name, 1.0),
             "publication": 0 if last is None else last.number,
             "lease": self.lease.holder_of(name),
             "holds_lease": self.lease.holds(name),
@@ -402,18 +394,18 @@ def run(settings: LearnerSettings, kafka: KafkaSettings, stop: threading.Event) 
     """Learn until ``stop`` is set; a last checkpoint is written before returning.
 
     Raises:
-        SettingsError: another learner works in the same folder, or the page's port is taken.
-        BrokerError: see :func:`learner.topics.wait_until_right`.
+        SettingsError: another learner uses the state directory, or the page's port is taken.
+        BrokerError: see :func:`learner.topics.wait_for_topics`.
     """
-    vitals = Vitals()
-    with occupied(settings.state_dir), serving(settings, vitals):
-        topics.wait_until_right(kafka, stop)
+    health = Health()
+    with locked(settings.state_dir), serve_page(settings, health):
+        topics.wait_for_topics(kafka, stop)
         learner = Learner(settings, kafka)
-        learner.vitals = vitals
+        learner.health = health
         try:
             learner.registrar.start()
             while not stop.is_set():
                 learner.step()
-            learner.checkpoint()  # not after an error: what was half done is done again
+            learner.checkpoint()  # not after an error: unfinished work is repeated
         finally:
             learner.close()

@@ -1,9 +1,9 @@
-"""What a learner answers over HTTP: ``/metrics``, ``/health`` and ``/ready``.
+"""HTTP server of the learner: ``/metrics``, ``/health`` and ``/ready``.
 
-``/health`` fails where the loop has not turned for :data:`STUCK_SECONDS`, so that a supervisor
-starts the process again. Kafka or MLflow being away is no such reason. ``/ready`` holds from when
-the topic was read to its end once and the leases are known, so that a rolling update waits for a
-successor who can take over.
+``/health`` fails after :data:`STUCK_SECONDS` without a turn of the loop, so that a supervisor
+restarts the process; Kafka or MLflow being away is no such reason. ``/ready`` holds once the topic
+has been read to its end and the leases are known: a rolling update waits until the successor can
+take over.
 """
 
 from __future__ import annotations
@@ -26,56 +26,56 @@ from learner.metrics import StatusCollector
 from learner.settings import LearnerSettings
 
 STUCK_SECONDS: Final = 120.0
-"""A turn takes a second or two; one in which many records are worked off, ten."""
+"""A turn takes a second or two; one that processes many records, ten."""
 CLIENT_SECONDS: Final = 10.0
-"""A client that sends nothing for so long is left."""
+"""Timeout of a client that sends nothing."""
 ANSWER_SECONDS: Final = 120.0
-"""Time to take an answer whole: a page of megabytes may go through a slow tunnel."""
+"""Timeout of a client that receives megabytes through a slow tunnel."""
 
 
 @dataclass
-class Vitals:
-    """How the loop is. Written by its thread, read by the page's.
+class Health:
+    """Liveness and readiness, written by the loop's thread and read by the page's.
 
-    ``turned_at`` is when it last turned, by the monotonic clock; None while it waits for the
-    broker. ``said`` are its newest status records, one a scope.
+    ``turned_at`` is the monotonic time of the last turn; None while waiting for the broker.
+    ``statuses`` are the newest status records, one a scope.
     """
 
     turned_at: float | None = None
     ready: bool = False
-    said: Sequence[LearnerStatus] = ()
+    statuses: Sequence[LearnerStatus] = ()
 
-    def turned(self, ready: bool) -> None:
-        """The loop has turned; ``ready`` once is ready. Mutates."""
+    def record_turn(self, ready: bool) -> None:
+        """Record a turn of the loop; once ready, it stays so. Mutates."""
         self.turned_at = time.monotonic()
         self.ready = self.ready or ready
 
     @property
-    def ill(self) -> str:
-        """Why the process is to be started again; "" where it is not."""
+    def unhealthy(self) -> str:
+        """Why the process must be restarted, or ""."""
         stuck = 0.0 if self.turned_at is None else time.monotonic() - self.turned_at
         return f"the loop has not turned for {stuck:.0f} s" if stuck > STUCK_SECONDS else ""
 
     @property
     def unready(self) -> str:
-        """Why this learner cannot take over yet; "" where it can."""
+        """Why this learner cannot take over yet, or ""."""
         if self.turned_at is None:
-            return "the broker, or a topic, is waited for"
+            return "waiting for the broker, or a topic"
         return "" if self.ready else "the topics have not been read to their ends yet"
 
 
 @contextmanager
-def serving(settings: LearnerSettings, vitals: Vitals) -> Iterator[int | None]:
-    """Answer on the port of the settings, if any, until the block ends; yields the port.
+def serve_page(settings: LearnerSettings, health: Health) -> Iterator[int | None]:
+    """Serve on the port of the settings, if any, during the block; yields the port.
 
     Raises:
-        SettingsError: the port cannot be had.
+        SettingsError: the port is taken.
     """
     if settings.port is None:
         yield None
         return
     registry = CollectorRegistry()
-    registry.register(StatusCollector(lambda: vitals.said))
+    registry.register(StatusCollector(lambda: health.statuses))
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
 
@@ -83,13 +83,14 @@ def serving(settings: LearnerSettings, vitals: Vitals) -> Iterator[int | None]:
         path = path.partition("?")[0]
         if path == "/metrics":
             return 200, CONTENT_TYPE_LATEST, generate_latest(registry).decode()
-        wrong = {"/health": vitals.ill, "/ready": vitals.ill or vitals.unready}.get(path)
+        unhealthy = health.unhealthy
+        wrong = {"/health": unhealthy, "/ready": unhealthy or health.unready}.get(path)
         if wrong is None:
             return 404, "text/plain", "there are /metrics, /health and /ready\n"
         return 503 if wrong else 200, "text/plain", f"{wrong or 'ok'}\n"
 
     try:
-        server = ThreadingHTTPServer((settings.host, settings.port), handler(respond))
+        server = ThreadingHTTPServer((settings.host, settings.port), make_handler(respond))
     except OSError as error:
         raise SettingsError(
             f"the learner's page cannot listen on {settings.host}:{settings.port} "
@@ -105,15 +106,16 @@ def serving(settings: LearnerSettings, vitals: Vitals) -> Iterator[int | None]:
         server.server_close()
 
 
-def handler(respond: Callable[[str, str], tuple[int, str, str]]) -> type[BaseHTTPRequestHandler]:
-    """Answers with the status, content type and text that ``respond`` makes of the host and the
-    path that are asked for."""
+def make_handler(
+    respond: Callable[[str, str], tuple[int, str, str]],
+) -> type[BaseHTTPRequestHandler]:
+    """A handler that sends the status, content type and text of ``respond(host, path)``."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = CLIENT_SECONDS
 
         def handle(self) -> None:
-            """Answer; whoever asked and has gone meanwhile misses nothing."""
+            """Respond, unless the client has gone."""
             with contextlib.suppress(OSError):
                 super().handle()
 
@@ -129,6 +131,6 @@ def handler(respond: Callable[[str, str], tuple[int, str, str]]) -> type[BaseHTT
             self.connection.settimeout(CLIENT_SECONDS)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Probes come every few seconds: nothing is said of them."""
+            """Log nothing: probes come every few seconds."""
 
     return Handler

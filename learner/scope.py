@@ -1,8 +1,8 @@
-"""What the learner knows of one scope: a function of the drafts it was fed, in their order.
+"""Learning state of one scope: a deterministic function of its drafts, in order.
 
-Rows queue up and are worked off in blocks of ``BLOCK``; what does not fill one waits, and is part
-of the snapshot. So neither how they were read, nor how fast, nor a restart changes what is learned
-or promoted. A block is first foreseen by all who are judged, then learned from.
+Rows are processed in blocks of ``BLOCK``; an incomplete block waits, and is part of the snapshot.
+So neither batching, nor speed, nor a restart changes what is learned or promoted. A block is
+evaluated before it is learned from (test-then-train).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from decoder.contracts.bundle import CHAMPION, MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
-from learner.checkpoint import Tree, made
+from learner import checkpoint
 from learner.evaluation.clusters import Clusters
 from learner.evaluation.contest import AGES, COLUMNS, RETUNED, Challenger, Contest
 from learner.evaluation.drift import STREAMS, Alarm, Detector, beyond
@@ -30,34 +30,34 @@ from learner.training.rows import HELD_OUT, Buffer, Rows, empty, joined
 
 BLOCK: Final = 64
 NUMBERS: Final = COLUMNS + len(STREAMS)
-"""Numbers of a draft that are added up in its cluster: what each seat gains, and what tells of a
-change."""
-COSTED: Final = 4_000
-PRICED: Final = 1_024
-"""Drafts from one look at what steps cost to the next."""
-LIKELY: Final = 1e4
-"""Below this are all features of drafts that a bundle may bring as probes."""
+"""Columns summed in a cluster: gains of challengers, and drift statistics."""
+RECENT: Final = 4_000
+"""Newest drafts, by which costs are measured and challengers tuned."""
+MEASURE_EVERY: Final = 1_024
+"""Drafts between measurements of the costs."""
+MAX_PROBE: Final = 1e4
+"""Bound of the features of a bundle's probes."""
 OFFERED: Final = 8
-"""Candidates that are known again when in force: while the registry is slow, another may win."""
+"""Candidates recognised when promoted: another may win while the registry is slow."""
+_DRAFT_LEN: Final = FEATURES.index("draft_len")
 
 
 class Scope:
-    """One scope: buffer, learners, detector, and the contest about what is served.
+    """One scope: buffer, networks, drift detector, and challengers.
 
-    ``total`` counts rows ever fed, ``alarms`` those of each stream. ``skill`` is how well the
-    champion predicts the newest drafts, ``served`` what a person calls target and drafter,
-    ``predicted`` and ``accepted`` are the tokens that drafts were to bring and brought; no part of
-    the snapshot.
+    ``total`` counts drafts, ``alarms`` those of each stream. Not part of the snapshot: ``skill`` is
+    the champion's accuracy on the newest drafts, ``served`` holds the names ``target`` and
+    ``drafter``, ``predicted`` and ``accepted`` sum tokens of drafts.
     """
 
     def __init__(self, name: str, settings: LearnerSettings, first: Policy) -> None:
-        """Begin with ``first`` in force: it stays a challenger whenever another is served."""
+        """``first``: the initial champion, and a challenger of every later one."""
         self.name = name
         self.settings = settings
         self.served: Mapping[str, str] = {}
         self.predicted, self.accepted = 0.0, 0
         self.total = self.candidates = self.promotions = 0
-        self.last_alarm_at = 0.0  # seconds since the epoch, by the clock of the rows
+        self.last_alarm_at = 0.0  # seconds since the epoch, by the workers' clocks
         self.skill = Skill(WINDOW)
         self.alarms = dict.fromkeys(STREAMS, 0)
         self.buffer = Buffer(settings.buffer_events)
@@ -68,65 +68,65 @@ class Scope:
         self._waiting = empty()
         self._next_challenger = 0  # row of the buffer
         self._costs = NOMINAL
-        self._won: Challenger | None = None
-        self._offered: list[str] = []  # digests of the candidates that were handed out last
+        self._candidate: Challenger | None = None
+        self._offered: list[str] = []  # digests of the last candidates
 
     @property
     def champion(self) -> Policy:
-        """What is served."""
+        """The served policy."""
         return self.contest.champion
 
     @property
     def version(self) -> int:
-        """Of the champion."""
+        """Version of the champion."""
         return self.champion.version
 
-    def feed(self, rows: Rows, came: int | None = None) -> list[Alarm]:
-        """Take in ``rows``, each once, in their order; the alarms that they raised. Mutates.
+    def update(self, rows: Rows, drafts: int | None = None) -> list[Alarm]:
+        """Take in new ``rows`` in order; the drift alarms that they raise. Mutates.
 
         Args:
-            came: drafts that came, where ``rows`` are a part of them.
+            drafts: number of drafts of which ``rows`` are a sample.
         """
-        self.total += len(rows) if came is None else came
+        self.total += len(rows) if drafts is None else drafts
         rows = joined([self._waiting, rows])
         alarms: list[Alarm] = []
-        whole = len(rows) - len(rows) % BLOCK
-        for first in range(0, whole, BLOCK):
-            alarms += self._work(rows.part(first, first + BLOCK))
-        self._waiting = rows.part(whole, len(rows))
+        complete = len(rows) - len(rows) % BLOCK
+        for first in range(0, complete, BLOCK):
+            alarms += self._update_block(rows.part(first, first + BLOCK))
+        self._waiting = rows.part(complete, len(rows))
         return alarms
 
-    def candidate(self) -> Challenger | None:
-        """Who has won since the last call and is not registered yet; the newest. Mutates."""
-        won, self._won = self._won, None
-        if won is not None:
+    def take_candidate(self) -> Challenger | None:
+        """The newest challenger that passed since the last call. Mutates."""
+        candidate, self._candidate = self._candidate, None
+        if candidate is not None:
             self.candidates += 1
-            self._offered = [*self._offered[1 - OFFERED :], won.policy.digest]
-        return won
+            self._offered = [*self._offered[1 - OFFERED :], candidate.policy.digest]
+        return candidate
 
-    def crown(self, policy: Policy) -> None:
-        """``policy`` is what is served from now on, whoever decided so. Mutates.
+    def promote(self, policy: Policy) -> None:
+        """Make ``policy`` the champion, whoever decided so. Mutates.
 
-        The learners go on if it is a candidate that was handed out lately, else from its weights.
+        Training continues if it is a recent candidate, else it restarts from its weights.
         """
         if policy.digest == self.champion.digest:
-            self.contest.champion = policy  # the same under another version
+            self.contest.champion = policy  # another version of the same policy
             return
         newer = policy.version > self.version
         self.contest.promote(policy, self.buffer.total)
-        self._won = None
+        self._candidate = None
         self.skill = skill_of(policy, self.buffer.recent(WINDOW), WINDOW)
         if policy.digest in self._offered:
-            self.promotions += newer  # else it was gone back to
+            self.promotions += newer  # otherwise a roll-back
         elif policy.kind == self.settings.kind and self.learners.trainer:
             self.learners.begin(policy.kind, policy, self.buffer)
 
-    def _work(self, block: Rows) -> list[Alarm]:
-        """Predict a block, compare who did best, store it, learn from it, and decide."""
+    def _update_block(self, block: Rows) -> list[Alarm]:
+        """Evaluate a block, store it, learn from it, and update the challengers."""
         labels = labels_of(block)
         numbers = np.zeros((len(block), NUMBERS))
-        if self.buffer.total % PRICED < BLOCK:
-            self._costs = measure(self.buffer.recent(COSTED)) or NOMINAL
+        if self.buffer.total % MEASURE_EVERY < BLOCK:
+            self._costs = measure(self.buffer.recent(RECENT)) or NOMINAL
         numbers[:, :COLUMNS] = self.contest.advantages(block, self._costs)
         if self.learners.trainer:
             cache = self.learners.compare(block, labels)
@@ -149,16 +149,18 @@ class Scope:
         changed = any(alarm.stream == "cache" for alarm in alarms)
         if changed and self.learners.trainer:
             seat = self.contest.vacant()
-            self._seat(0 if seat is None else seat, self._network(FAST), NAMES[FAST])
+            self._add_challenger(0 if seat is None else seat, self._export(FAST), NAMES[FAST])
         retunes = self.champion.kind == "payoff" and self._costs.measured
         if retunes and (changed or self.contest.free(RETUNED, AGES[0])):
-            self._seat(RETUNED, self.champion, "retuned")
-        self._renew()
-        self._decide()
+            self._add_challenger(RETUNED, self.champion, "retuned")
+        self._add_due_challenger()
+        seat = self.contest.passed(self.buffer.total)
+        if seat is not None:
+            self._candidate = self.contest.accept(seat, self.buffer.total)
         return alarms
 
-    def _renew(self) -> None:
-        """Give a seat that is vacant to the learner that foresees best, where one is due."""
+    def _add_due_challenger(self) -> None:
+        """Add the network that predicts best as a challenger, if due and there is a free slot."""
         if self.buffer.total < self._next_challenger or not self.learners.trainer:
             return
         self._next_challenger = self.buffer.total + self.settings.candidate_every
@@ -166,45 +168,40 @@ class Scope:
         if seat is not None:
             self.learners.follow()
             leader = self.learners.leader
-            self._seat(seat, self._network(leader), NAMES[leader])
+            self._add_challenger(seat, self._export(leader), NAMES[leader])
 
-    def _network(self, learner: int) -> Policy:
-        """A network as it is; nothing probes it yet."""
+    def _export(self, network: int) -> Policy:
+        """A network as a policy without probes."""
         assert self.learners.trainer is not None
         trainer, none = self.learners.trainer, self.buffer.recent(0).features
-        return train.export(trainer, self.name, self.champion.threshold, none, learner)
+        return train.export(trainer, self.name, self.champion.threshold, none, network)
 
-    def _seat(self, seat: int, policy: Policy, origin: str) -> None:
-        """Let ``policy``, tuned to the costs in force, be a challenger from now on."""
-        recent = self.buffer.recent(COSTED)
+    def _add_challenger(self, seat: int, policy: Policy, origin: str) -> None:
+        """Add ``policy``, tuned to the current costs, as a challenger."""
+        recent = self.buffer.recent(RECENT)
         drafts = recent.features[:, _DRAFT_LEN]
-        sound = (
-            (np.abs(recent.features) < LIKELY).all(axis=1) & (drafts >= 0) & (drafts <= MAX_DRAFT)
-        )
-        likely = recent.features[sound]
-        if not len(likely):
-            return  # a bundle is refused without a probe that may exist
-        policy = policy.with_probes(likely[-BLOCK:])
-        learned = recent.take(sound & (recent.session % HELD_OUT != 0))
-        policy = tuned(policy, self._costs, self.champion, learned)
+        valid = (
+            (np.abs(recent.features) < MAX_PROBE).all(axis=1)
+            & (drafts >= 0) & (drafts <= MAX_DRAFT)
+        )  # fmt: skip
+        probes = recent.features[valid]
+        if not len(probes):
+            return  # a bundle needs a valid probe
+        policy = policy.with_probes(probes[-BLOCK:])
+        trainable = recent.take(valid & (recent.session % HELD_OUT != 0))
+        policy = tuned(policy, self._costs, self.champion, trainable)
         policy = replace(
             policy, version=0, publication=0, share=0.0, scope=self.name, role=CHAMPION,
             provenance={"origin": "learner"},
         )  # fmt: skip
         self.contest.seats[seat] = Challenger(policy, self.buffer.total, origin)
 
-    def _decide(self) -> None:
-        """Let a challenger win whose gain is certain, or the first policy come back."""
-        seat = self.contest.passed(self.buffer.total)
-        if seat is not None:
-            self._won = self.contest.accept(seat, self.buffer.total)
-
     def put_on_trial(self, policy: Policy | None) -> None:
-        """``policy`` is what workers try; None if nothing. Mutates."""
+        """Evaluate ``policy``, which workers try; None ends that. Mutates."""
         self.contest.put_on_trial(policy, self.buffer.total)
 
     def window(self) -> Mapping[str, int | float]:
-        """What the networks may have learned from, for the registry."""
+        """Training data of the networks, for the registry."""
         return {
             "events": len(self.buffer),
             "events_total": self.total,
@@ -216,12 +213,12 @@ class Scope:
         }
 
     def skill_since(self, policy: Policy, row: int) -> dict[str, Sequence[float]]:
-        """Curves of ``policy`` and of the champion over the drafts held that came after ``row``."""
+        """Accuracy curves of ``policy`` and the champion on buffered drafts after ``row``."""
         rows = self.buffer.recent(self.buffer.total - row)
         return curves({"": policy, "champion_": self.champion}, rows)
 
     def status(self) -> dict[str, object]:
-        """Fields of a learner's status."""
+        """Status fields."""
         decides = self.champion.parameter_name
         return {
             "scope": self.name,
@@ -240,30 +237,31 @@ class Scope:
             "parameter_name": decides,
         }
 
-    def snapshot(self) -> Tree:
-        """Everything :meth:`restored` needs beside the buffer, policies included: it must not need
-        the registry."""
-        return {"fed": self.buffer.total, **{name: getattr(self, name) for name in _KEPT}}
+    def snapshot(self) -> checkpoint.Tree:
+        """State for :meth:`restore` beside the buffer, with policies: it must not need the
+        registry."""
+        return {"fed": self.buffer.total, **{name: getattr(self, name) for name in _STORED}}
 
     @classmethod
-    def restored(cls, name: str, settings: LearnerSettings, told: Tree, held: Rows) -> Scope:
-        """The scope as it was, with the newest rows of its buffer; what it is fed next has the
-        effect it would have had.
+    def restore(
+        cls, name: str, settings: LearnerSettings, snapshot: checkpoint.Tree, rows: Rows
+    ) -> Scope:
+        """The scope of a snapshot, with the newest rows of its buffer.
 
         Raises:
-            KeyError, ValueError: the snapshot is not of this version.
+            KeyError, ValueError: the snapshot is of another version.
         """
-        kept = {attribute: made(kind, told[attribute]) for attribute, kind in _KEPT.items()}
-        scope = cls(name, settings, kept["contest"].first)
-        vars(scope).update(kept)
-        scope.buffer = Buffer(settings.buffer_events, held, int(told["fed"]))
+        stored = {key: checkpoint.restore(kind, snapshot[key]) for key, kind in _STORED.items()}
+        scope = cls(name, settings, stored["contest"].first)
+        vars(scope).update(stored)
+        scope.buffer = Buffer(settings.buffer_events, rows, int(snapshot["fed"]))
         scope.skill = skill_of(scope.champion, scope.buffer.recent(WINDOW), WINDOW)
         if scope.learners.trainer and scope.learners.trainer.kind != settings.kind:
             scope.learners = Learners()
         return scope
 
 
-_KEPT: Final[dict[str, Any]] = {
+_STORED: Final[dict[str, Any]] = {
     "total": int,
     "candidates": int,
     "promotions": int,
@@ -278,4 +276,3 @@ _KEPT: Final[dict[str, Any]] = {
     "_next_challenger": int,
     "_offered": list[str],
 }
-_DRAFT_LEN: Final = FEATURES.index("draft_len")

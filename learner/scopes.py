@@ -1,7 +1,6 @@
-"""The scopes a learner has heard of: some awake in memory, the rest in the store.
+"""The learner's scopes: the most recently used in memory, the others in the store.
 
-A scope's name comes from the topic, where anybody may make one up: so only ``awake`` of them are
-held in memory, the ones heard of last, and ``KNOWN`` at all.
+Scope names come from the topic, where anybody may invent them, so both numbers are bounded.
 """
 
 from __future__ import annotations
@@ -26,108 +25,102 @@ from learner.training.rows import Rows, empty, joined
 log = logging.getLogger(__name__)
 
 PART: Final = 512
-"""Rows of a buffer that are stored together: a save writes the last part anew, and those after."""
-KNOWN: Final = 1_000
-"""Scopes kept at all, each some megabytes."""
+"""Rows stored together: a save rewrites the last part of a buffer, and writes new ones."""
+MAX_SCOPES: Final = 1_000
+"""Each takes some megabytes."""
 
 
-def beginning(name: str, settings: LearnerSettings) -> Policy:
-    """What scope ``name`` begins with, and what contends whenever another policy is served."""
+def initial_policy(name: str, settings: LearnerSettings) -> Policy:
+    """The policy that scope ``name`` starts with, and falls back to."""
     if settings.start == "counting":
         return replace(frequency_policy(name), role=FIRST)
     return first_or_counting(name)
 
 
 class Scopes:
-    """Scopes by name, made when they are first asked for; ``awake`` holds those in memory.
+    """Scopes by name, created or loaded on demand; ``loaded`` holds those in memory.
 
-    ``entries`` are the events that each has come to, with a draft or without, in the order in which
-    they were last heard of. ``lost`` counts, of these, those whose lesson is gone, by scope and
-    reason: ``fault`` (in memory beside a record that could not be learned from), ``disk`` (never
-    stored), ``damaged`` (in the store), ``side`` (drafts within other limits than the worker's).
+    ``events`` counts draft events by scope, the most recently used last. ``lost`` counts events
+    that are not learned from, by scope and reason: ``fault`` (unsaved when a record failed),
+    ``disk`` (never stored), ``damaged`` (in the store), ``side`` (drafts within limits other than
+    the worker's own).
     """
 
     def __init__(
         self,
         settings: LearnerSettings,
-        entries: Mapping[str, int] = {},
+        events: Mapping[str, int] = {},
         lost: Mapping[str, Mapping[str, int]] = {},
         store: Store | None = None,
     ) -> None:
         self.store = store or Store(settings.store_path)
-        self.awake: OrderedDict[str, Scope] = OrderedDict()
-        self.entries = OrderedDict(entries)
+        self.loaded: OrderedDict[str, Scope] = OrderedDict()
+        self.events = OrderedDict(events)
         self.lost = {name: Counter(reasons) for name, reasons in lost.items()}
         self._settings = settings
         self._changed: set[str] = set()
-        self._stored: dict[str, int] = {}  # rows, of those awake
+        self._stored: dict[str, int] = {}  # rows, by loaded scope
 
-    def of(self, name: str, events: int = 0) -> Scope:
-        """The scope ``name``, woken or made, that has come to ``events`` more; to be changed."""
-        if name not in self.awake:
-            if len(self.awake) >= self._settings.awake_scopes:
-                self._rest(next(iter(self.awake)))
-            self.awake[name] = self._woken(name)
-        self.awake.move_to_end(name)
-        self.entries[name] = self.entries.get(name, 0) + events
-        self.entries.move_to_end(name)
-        if len(self.entries) > KNOWN:
-            oldest, _ = self.entries.popitem(last=False)
+    def get(self, name: str, events: int = 0) -> Scope:
+        """Load or create scope ``name`` for a change, and count its ``events``."""
+        if name not in self.loaded:
+            if len(self.loaded) >= self._settings.awake_scopes:
+                self._evict(next(iter(self.loaded)))
+            self.loaded[name] = self._load(name)
+        self.loaded.move_to_end(name)
+        self.events[name] = self.events.get(name, 0) + events
+        self.events.move_to_end(name)
+        if len(self.events) > MAX_SCOPES:
+            oldest, _ = self.events.popitem(last=False)
             self.lost.pop(oldest, None)
-            self._drop(oldest)
+            self._delete(oldest)
         self._changed.add(name)
-        return self.awake[name]
+        return self.loaded[name]
 
-    def pass_over(self, name: str, reason: str, events: int) -> None:
-        """Of those that ``name`` has come to, so many are not learned from."""
+    def count_lost(self, name: str, reason: str, events: int) -> None:
+        """Count events of ``name`` that are not learned from."""
         if events > 0:
             self.lost.setdefault(name, Counter())[reason] += events
 
-    def abandon(self, name: str, reason: str) -> None:
-        """Go back to what was stored of ``name`` last: what is in memory cannot be relied on."""
-        if self.awake.pop(name, None) is not None:
-            self._lose_unstored(name, reason)
+    def discard(self, name: str, reason: str) -> None:
+        """Discard unsaved changes of ``name``, which are unreliable."""
+        if self.loaded.pop(name, None) is not None:
+            self._count_unstored(name, reason)
         self._changed.discard(name)
 
     def save(self) -> int:
-        """Put what has changed into the store; the bytes. It is in force when that is committed.
+        """Write changes into the store's transaction; the bytes.
 
         Raises:
             OSError: the disk refuses.
         """
-        return sum(self._put(name) for name in sorted(self._changed & self.awake.keys()))
+        return sum(self._put(name) for name in sorted(self._changed & self.loaded.keys()))
 
     def commit(self) -> None:
-        """Let what was put be in force.
-
-        Raises:
-            OSError: the disk refuses.
-        """
+        """Commit the transaction; raises OSError."""
         self.store.commit()
         self._changed.clear()
 
-    def undo(self) -> None:
-        """Undo what was put since the last commit, that of scopes which rest now included."""
-        self._changed |= self.awake.keys()
+    def rollback(self) -> None:
+        """Undo all writes since the last commit, also of evicted scopes."""
+        self._changed |= self.loaded.keys()
         self._stored.clear()
         self.store.rollback()
 
-    def _rest(self, name: str) -> None:
+    def _evict(self, name: str) -> None:
         try:
             if name in self._changed:
                 self._put(name)
         except OSError as error:
-            log.error(
-                "scope %s: what it learned since the last checkpoint is lost: %s", name, error
-            )
-            self.undo()  # a part of it must not be in force
-        self.abandon(name, "disk")
+            log.error("scope %s: lost what it learned since the last checkpoint: %s", name, error)
+            self.rollback()  # a part of it must not be committed
+        self.discard(name, "disk")
 
     def _put(self, name: str) -> int:
-        """The scope without its rows, and those that came since; the bytes."""
-        scope, buffer = self.awake[name], self.awake[name].buffer
+        """Write the scope, and rows added since the last write; the bytes."""
+        scope, buffer = self.loaded[name], self.loaded[name].buffer
         oldest = buffer.total - len(buffer)
-        written = self.store.put(f"scope {name}", scope.snapshot(), learned=self._known(name))
+        written = self.store.put(f"scope {name}", scope.snapshot(), learned=self._learned(name))
         first = max(self._stored.get(name, 0) // PART * PART, oldest)
         rows = buffer.recent(buffer.total - first)
         for part in range(first // PART, -(-buffer.total // PART)):
@@ -137,45 +130,45 @@ class Scopes:
         self._stored[name] = buffer.total
         return written
 
-    def _drop(self, name: str) -> None:
-        with suppress(OSError):  # what stays of it is overwritten, or never read
+    def _delete(self, name: str) -> None:
+        with suppress(OSError):  # leftovers are overwritten, or never read
             for kind in ("scope", "rows"):
                 self.store.drop(f"{kind} {name}")
 
-    def _known(self, name: str) -> int:
-        """Events of ``name`` that are learned from for all that is known."""
-        return self.entries.get(name, 0) - sum(self.lost.get(name, {}).values())
+    def _learned(self, name: str) -> int:
+        """Events of ``name`` that are not known to be lost."""
+        return self.events.get(name, 0) - sum(self.lost.get(name, {}).values())
 
-    def _lose_unstored(self, name: str, reason: str) -> None:
-        """Count the events of ``name`` that are neither stored nor known to be lost."""
+    def _count_unstored(self, name: str, reason: str) -> None:
+        """Count events of ``name`` that are neither stored nor known to be lost."""
         try:
-            learned = self.store.learned(f"scope {name}")
-        except OSError:  # the disk is why it is lost
-            learned = 0
-        self.pass_over(name, reason, self._known(name) - learned)
+            stored = self.store.learned(f"scope {name}")
+        except OSError:  # the disk is why they are lost
+            stored = 0
+        self.count_lost(name, reason, self._learned(name) - stored)
 
-    def _woken(self, name: str) -> Scope:
-        self._lose_unstored(name, "disk")  # where a commit failed since it rests
+    def _load(self, name: str) -> Scope:
+        self._count_unstored(name, "disk")  # a commit may have failed since its eviction
         self._stored[name] = 0
-        if name not in self.entries:
-            self._drop(name)  # one that was forgotten long ago
+        if name not in self.events:
+            self._delete(name)  # forgotten long ago
         try:
             for tree in self.store.get(f"scope {name}"):
                 parts = self.store.get(f"rows {name}", below=-(-int(tree["fed"]) // PART))
-                rows = [Rows(**part) for part in parts]
-                scope = Scope.restored(name, self._settings, tree, joined([empty(), *rows]))
+                rows = joined([empty(), *(Rows(**part) for part in parts)])
+                scope = Scope.restore(name, self._settings, tree, rows)
                 self._stored[name] = scope.buffer.total
                 return scope
-        except _UNUSABLE as error:
+        except _UNREADABLE as error:
             log.error(
-                "scope %s: what is stored of it is unusable, damaged or of another release (%r): "
-                "it is learned anew, and what is served stays", name, error,
+                "scope %s: its stored state is damaged or of another release (%r): learning anew; "
+                "the served policy stays", name, error,
             )  # fmt: skip
-            self._drop(name)
-            self.pass_over(name, "damaged", self._known(name))
-        return Scope(name, self._settings, beginning(name, self._settings))
+            self._delete(name)
+            self.count_lost(name, "damaged", self._learned(name))
+        return Scope(name, self._settings, initial_policy(name, self._settings))
 
 
-_UNUSABLE: Final[tuple[type[Exception], ...]] = (
+_UNREADABLE: Final[tuple[type[Exception], ...]] = (
     OSError, SafetensorError, ContractError, KeyError, ValueError, TypeError, IndexError,
 )  # fmt: skip

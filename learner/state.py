@@ -1,4 +1,4 @@
-"""What outlives the process beside the scopes: how far was read, what was counted, what waits."""
+"""State that outlives the process beside the scopes: offsets, counters, pending registrations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 from safetensors import SafetensorError
 
 from decoder.contracts.errors import SettingsError
-from learner.checkpoint import FORMAT, Damaged, OtherFormat, Store, Tree, made
+from learner.checkpoint import FORMAT, Damaged, OtherFormat, Store, Tree, restore
 from learner.ingest.sequences import Sequences
-from learner.ingest.source import Mark
+from learner.ingest.source import Fingerprint
 from learner.release.registrations import Registration
 from learner.release.rollout import Event, Rollout
 from learner.scopes import Scopes
@@ -25,18 +25,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-KEPT: Final = 3
-"""Folders of files that were set aside."""
+MAX_FOLDERS: Final = 3
+"""Folders of files set aside."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
-    """Of ``EventSource``, ``Sequences``, ``Intake``, ``Published``, ``Registrar`` and ``Rollouts``,
-    and of the rounds' source."""
+class StoredState:
+    """Of ``EventSource``, ``RecordReader``, ``Published``, ``Registrar`` and ``Rollouts``."""
 
     topic: str = ""
     offsets: Mapping[int, int] = field(default_factory=dict)
-    marks: Mapping[int, Mark] = field(default_factory=dict)
+    marks: Mapping[int, Fingerprint] = field(default_factory=dict)
     skipped: int = 0
     sequences: Sequences = field(default_factory=Sequences)
     refused: Mapping[str, int] = field(default_factory=dict)
@@ -44,7 +43,7 @@ class Kept:
     faults: int = 0
     published: Mapping[bytes, int] = field(default_factory=dict)
     round_offsets: Mapping[int, int] = field(default_factory=dict)
-    round_marks: Mapping[int, Mark] = field(default_factory=dict)
+    round_marks: Mapping[int, Fingerprint] = field(default_factory=dict)
     round_sequences: Sequences = field(default_factory=Sequences)
     shares: Mapping[str, float] = field(default_factory=dict)
     waiting: Sequence[Registration] = ()
@@ -52,37 +51,37 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class State(Kept):
-    """What is saved."""
+class State(StoredState):
+    """All state."""
 
     scopes: Scopes
 
 
 def save(settings: LearnerSettings, state: State) -> int:
-    """Store what changed of the scopes, and all else, in one transaction; the bytes.
+    """Store changed scopes and all other state in one transaction; the bytes written.
 
     Raises:
-        OSError: the disk refuses; what was saved before is in force.
+        OSError: the disk refuses; the last saved state is unchanged.
     """
     scopes = state.scopes
     tree = {
         **{name: value for name, value in vars(state).items() if name != "scopes"},
         "topic": settings.topic.name,
         "published": {key.decode(): number for key, number in state.published.items()},
-        "entries": scopes.entries,
+        "entries": scopes.events,
         "lost": scopes.lost,
     }
     try:
         written = scopes.save() + scopes.store.put("state", tree)
         scopes.commit()
     except OSError:
-        scopes.undo()
+        scopes.rollback()
         raise
     return written
 
 
-def resumed(settings: LearnerSettings) -> State:
-    """What was saved last; an empty state where nothing was, or nothing that can be continued.
+def load(settings: LearnerSettings) -> State:
+    """The state saved last; an empty one if there is none, or none that can be continued.
 
     Raises:
         SettingsError: the store cannot be opened.
@@ -91,71 +90,70 @@ def resumed(settings: LearnerSettings) -> State:
     store = None
     try:
         if older.exists():
-            raise OtherFormat("files")  # of a release that had one for each scope
+            raise OtherFormat("files")  # of a release with a file for each scope
         store = Store(path)
         for tree in store.get("state"):
-            return _read(settings, store, tree)
-        log.info("nothing is saved in %s: starting anew", path)
+            return _restore(settings, store, tree)
+        log.info("%s holds no state: starting anew", path)
         return State(Scopes(settings, store=store))
     except OtherFormat as error:
-        of, why = str(error), f"is of {error}, and not of {FORMAT} and {settings.topic.name}"
+        label = str(error)
+        why = f"has format {error}, not {FORMAT} of {settings.topic.name}"
     except (Damaged, SafetensorError, ValueError, KeyError, TypeError) as error:
-        of, why = "damaged", f"cannot be read ({error})"
+        label, why = "damaged", f"is unreadable ({error})"
     except OSError as error:
-        raise SettingsError(f"{path} cannot be used ({error}): see to its disk.") from error
+        raise SettingsError(f"{path} is unusable ({error}): check its disk.") from error
     if store is not None:
         store.close()
     previous = older.with_suffix(".safetensors.previous")
-    _set_aside(path, [*path.parent.glob(f"{path.name}*"), path.parent / "scopes", previous, older],
-               of, why)  # fmt: skip
+    files = [*path.parent.glob(f"{path.name}*"), path.parent / "scopes", previous, older]
+    _set_aside(path, [each for each in files if each.exists()], label, why)
     return State(Scopes(settings))
 
 
-def _read(settings: LearnerSettings, store: Store, tree: Tree) -> State:
+def _restore(settings: LearnerSettings, store: Store, tree: Tree) -> State:
     if tree["topic"] != settings.topic.name:
         raise OtherFormat(tree["topic"])
-    waiting = _sound(Registration, dict(enumerate(tree["waiting"])), "registration")
-    rollouts = _sound(Rollout, tree["rollouts"], "comparison of scope")
+    waiting = _restore_valid(Registration, dict(enumerate(tree["waiting"])), "registration")
+    rollouts = _restore_valid(Rollout, tree["rollouts"], "comparison of scope")
     for rollout in rollouts.values():
         if rollout.one is not None:
             rollout.step(Event.RESUMED)
     scopes = Scopes(settings, tree.pop("entries"), tree.pop("lost"), store)
-    kept = made(Kept, tree | {"waiting": list(waiting.values()), "rollouts": rollouts})
-    return State(scopes, **vars(kept))
+    valid = tree | {"waiting": list(waiting.values()), "rollouts": rollouts}
+    return State(scopes, **vars(restore(StoredState, valid)))
 
 
-def _set_aside(path: Path, files: Sequence[Path], of: str, why: str) -> None:
-    """Keep ``files``, which cannot be continued, for who goes back to what wrote them. After a kill
-    it is done again: of the release before, the file that says what it is goes last."""
-    folder, existing = path.parent, [each for each in files if each.exists()]
-    names = (f"older-{of}" + f".{n}" * bool(n) for n in count())
-    free = (
-        d for d in map(folder.joinpath, names) if not any((d / e.name).exists() for e in existing)
-    )
-    aside = next(free)
+def _set_aside(path: Path, files: Sequence[Path], label: str, why: str) -> None:
+    """Move ``files`` to a folder, for a return to the release that wrote them. Idempotent after a
+    kill: the file that identifies an older release goes last."""
+    folder = path.parent
+    names = (f"older-{label}" + f".{n}" * bool(n) for n in count())
+    folders = map(folder.joinpath, names)
+    target = next(f for f in folders if not any((f / each.name).exists() for each in files))
     log.error(
-        "the state %s: it is built anew from champion, MLflow and lessons. The files are kept in "
-        "%s; to go back to what wrote them, stop this learner, remove %s*, and move the kept ones "
-        "to their place", why, aside, path,
+        "the state %s: it is rebuilt from the champion, MLflow and new drafts. The files are kept "
+        "in %s; to go back to what wrote them, stop this learner, remove %s*, and move them back",
+        why, target, path,
     )  # fmt: skip
     try:
-        aside.mkdir(exist_ok=True)
-        for each in existing:
-            each.replace(aside / each.name)
+        target.mkdir(exist_ok=True)
+        for each in files:
+            each.replace(target / each.name)
     except OSError as error:
         raise SettingsError(f"{path}* cannot be set aside ({error}): move it away.") from error
-    kept = [each for each in folder.glob("older-*") if each != aside and each.is_dir()]
-    for older in sorted(kept, key=lambda each: each.stat().st_mtime)[: 1 - KEPT]:
-        log.warning("%s is removed: %d that are newer are kept", older, KEPT)
-        shutil.rmtree(older, ignore_errors=True)
+    others = [each for each in folder.glob("older-*") if each != target and each.is_dir()]
+    for oldest in sorted(others, key=lambda each: each.stat().st_mtime)[: 1 - MAX_FOLDERS]:
+        log.warning("removing %s: the newest %d are kept", oldest, MAX_FOLDERS)
+        shutil.rmtree(oldest, ignore_errors=True)
 
 
-def _sound(kind: type[T], trees: Mapping[Any, Any], what: str) -> dict[Any, T]:
-    """Those that can be read: one that cannot must not cost the others, and all the scopes."""
-    sound = {}
+def _restore_valid(kind: type[T], trees: Mapping[Any, Any], what: str) -> dict[Any, T]:
+    """Restore what is valid: an invalid entry must not cost the others, and all scopes."""
+    valid = {}
     for name, each in trees.items():
         try:
-            sound[name] = made(kind, each)
+            valid[name] = restore(kind, each)
         except ValueError as error:
-            log.error("%s %s is dropped, for it cannot be read: %s", what, name, error)
-    return sound
+            log.error("%s %s is unreadable and dropped: %s", what, name, error)
+    return valid

@@ -1,4 +1,4 @@
-"""Best-effort producers: what can be lost is sent as well as it can, and nobody waits for it."""
+"""Best-effort producers: their records may be lost, and sending never blocks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ from decoder.limited_log import LimitedLog
 from learner.background import Background
 
 RETRY_SECONDS: Final = 10.0
-MOST: Final = 500
-MOST_BYTES: Final = 2**20
-"""Records that wait for the broker, and bytes of one: none takes more unless told to."""
+MAX_QUEUED: Final = 500
+MAX_BYTES: Final = 2**20
+"""Kafka's default limit of a record."""
 Header = tuple[str, bytes]
 
 
 class BriefProducer:
-    """Sends what can be done without as well as it can, by a thread of its own; never raises, and
-    gives up quickly.
-
-    ``failed`` counts what no broker took.
-    """
+    """Sends records on a thread; never raises, and gives up soon. ``failed`` counts lost ones."""
 
     def __init__(self, kafka: KafkaSettings, purpose: str) -> None:
         self.failed = 0
@@ -38,35 +34,35 @@ class BriefProducer:
         self._limited_log = LimitedLog()
 
     def put(self, topic: Topic, value: bytes, key: bytes | None, headers: list[Header]) -> None:
-        """Have a record handed to the client, or count it as failed."""
-        full = len(value) > MOST_BYTES or self._background.waiting >= MOST
+        """Send a record, or count it as failed."""
+        full = len(value) > MAX_BYTES or self._background.queued >= MAX_QUEUED
         if full or time.monotonic() < self._retry_at:
             self.failed += 1
         else:
-            self._background.offer(partial(self._send, topic, value, key, headers))
+            self._background.submit(partial(self._send, topic, value, key, headers))
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Disconnect."""
         if self._background.close():
             close(self._producer)
 
     def _send(self, topic: Topic, value: bytes, key: bytes | None, headers: list[Header]) -> None:
-        if time.monotonic() < self._retry_at:  # as of one before it
+        if time.monotonic() < self._retry_at:  # an earlier record failed
             self.failed += 1
             return
         try:
             if self._producer is None:
                 self._producer = open_brief_producer(self._kafka, self._purpose)
             sent = self._producer.send(topic.name, value=value, key=key, headers=headers)
-            sent.add_errback(self._lost)
+            sent.add_errback(self._count_failure)
         except MessageSizeTooLargeError:
-            self.failed += 1  # it is too large with its headers, and no other is
+            self.failed += 1  # too large with its headers; others are not
         except AWAY as failure:
-            self._lost(failure)
+            self._count_failure(failure)
 
-    def _lost(self, failure: BaseException) -> None:
+    def _count_failure(self, failure: BaseException) -> None:
         self.failed += 1
-        self._limited_log.warning("the broker takes no %s: %s", self._purpose, failure)
+        self._limited_log.warning("the broker does not accept %s: %s", self._purpose, failure)
         self._retry_at = time.monotonic() + RETRY_SECONDS
 
 
@@ -77,5 +73,5 @@ class StatusProducer(BriefProducer):
         super().__init__(kafka, "status-records")
 
     def send(self, status: LearnerStatus) -> None:
-        """Hand ``status`` to the client, or count it as failed."""
+        """Send ``status``, or count it as failed."""
         self.put(STATUS, status.model_dump_json().encode(), status.process.encode(), STATUS.headers)

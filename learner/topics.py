@@ -1,12 +1,12 @@
-"""The topics as the project needs them: made where they are missing, put right where they are not.
+"""Creates topics that are missing, and repairs their configuration.
 
-A draft topic that is compacted keeps one record a worker; a policy topic that is not forgets the
-champion. Both work until a worker starts and finds nothing.
+A compacted draft topic would keep one record a worker; a policy topic that is not compacted would
+lose the champion. Neither fails until a worker starts and finds nothing.
 
-``python -m learner.topics FILE``: the topics as a file says, on whatever broker there is. The
-learner makes what is missing by itself, with one partition and the broker's own retention. Whoever
-runs a fleet declares more than that, and lets no learner make topics. The file has a table a topic:
-``partitions``, ``replicas`` (-1: the broker's default), and ``config`` in Kafka's words.
+``python -m learner.topics FILE`` configures topics as a file declares. A learner creates missing
+topics with one partition and the broker's retention; a fleet declares more, and does not let
+learners create topics. The file has a table a topic: ``partitions``, ``replicas`` (-1: the broker's
+default), and ``config`` with Kafka's keys.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ CLEANUP: Final = "cleanup.policy"
 RETENTION: Final = "retention.ms"
 SEGMENT: Final = "segment.ms"
 SEGMENT_MS: Final = 604_800_000
-"""Kafka's own ``segment.ms``, a week, which is its ``retention.ms`` as well."""
+"""Kafka's default of ``segment.ms`` and ``retention.ms``, a week."""
 SHORT_MS: Final = 3_600_000
-"""A learner that is away for an hour is not unusual: a topic that keeps less is spoken of."""
+"""Shorter retention is logged: a learner may well be away for an hour."""
 COMPACTED_SEGMENT: Final = {SEGMENT: "3600000"}
-"""An hour, for Kafka compacts no segment that it still writes: in its own week a lease alone makes
-150,000 records a scope, and whoever starts reads them all."""
+"""An hour. Kafka does not compact the active segment: in a week, one lease writes 150,000 records,
+which each starting learner would read."""
 
 
 class BrokerAway(BrokerError):
-    """Nobody answers there yet, or a broker that is not ready."""
+    """The broker does not answer, or is not ready yet."""
 
 
 class Declared(BaseModel):
-    """One topic; what is not named is the broker's own choice."""
+    """Declaration of a topic; the broker chooses what is absent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -60,39 +60,39 @@ class Declared(BaseModel):
     config: dict[str, str] = Field(default_factory=dict)
 
 
-def make_right(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) -> None:
-    """Create the topics that are missing, and mend the clean-up of those that have another.
+def ensure_topics(kafka: KafkaSettings, limits: Mapping[str, str] | None = None) -> None:
+    """Create missing topics, and repair clean-up policies and segments.
 
-    What a broker does not tell (the embedded one knows no setting that it was not given) is taken
-    to be right. Partitions are left as they are: any number does.
+    Settings that a broker does not report (the embedded one knows only those it was given) count as
+    right. Partitions are not changed: any number works.
 
     Args:
-        limits: settings of topics that are made and are not compacted, such as ``retention.bytes``.
+        limits: settings of created topics that are not compacted, such as ``retention.bytes``.
 
     Raises:
-        BrokerAway: the broker cannot be reached, or says what passes: to ask again may help.
-        BrokerError: it refuses; with the command that would do it.
+        BrokerAway: the broker is unreachable or not ready: a retry may help.
+        BrokerError: it refuses; names the command to run.
     """
-    with reached(kafka, REQUEST_MS) as admin:
-        there = set(admin.list_topics())
+    with admin_client(kafka, REQUEST_MS) as admin:
+        existing = set(admin.list_topics())
         for topic in TOPICS:
-            if topic.name not in there:
+            if topic.name not in existing:
                 more = COMPACTED_SEGMENT if topic.compacted else limits or {}
                 _create(admin, topic.name, Declared(config={CLEANUP: topic.cleanup, **more}))
-        told = settings_of(admin)
+        settings = settings_of(admin)
         for topic in TOPICS:
-            _mend(admin, kafka, topic, told.get(topic.name, {}))
+            _repair(admin, kafka, topic, settings.get(topic.name, {}))
 
 
-def wait_until_right(kafka: KafkaSettings, stop: threading.Event) -> None:
-    """Wait for the broker and put its topics right, unless ``stop`` is set first.
+def wait_for_topics(kafka: KafkaSettings, stop: threading.Event) -> None:
+    """Wait for the broker, then :func:`ensure_topics`; returns early if ``stop`` is set.
 
     Raises:
-        BrokerError: a topic is not as it must be, and may not be changed.
+        BrokerError: a topic is misconfigured and may not be changed.
     """
     while not stop.is_set():
         try:
-            make_right(kafka)
+            ensure_topics(kafka)
             return
         except BrokerAway as error:
             log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
@@ -100,73 +100,70 @@ def wait_until_right(kafka: KafkaSettings, stop: threading.Event) -> None:
 
 
 def read(path: Path) -> dict[str, Declared]:
-    """What ``path`` declares, by topic.
+    """Read declarations by topic.
 
     Raises:
-        SettingsError: it cannot be read, leaves a topic out, names another, cleans one up in a
-            way that would lose what the project needs, or says an age that Kafka would not keep to.
+        SettingsError: the file is unreadable, omits a topic, names another, has a wrong clean-up
+            policy, or a retention that Kafka would not keep to.
     """
     try:
-        told = TypeAdapter(dict[str, Declared]).validate_python(tomllib.loads(path.read_text()))
+        topics = TypeAdapter(dict[str, Declared]).validate_python(tomllib.loads(path.read_text()))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SettingsError(f"{path} is wrong at {where}: {first['msg']}.") from error
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path} declares no topics: {error}.") from error
-    if told.keys() != (names := {topic.name for topic in TOPICS}):
-        wrong = ", ".join(sorted(told.keys() ^ names))
+    if topics.keys() != (names := {topic.name for topic in TOPICS}):
+        wrong = ", ".join(sorted(topics.keys() ^ names))
         raise SettingsError(f"{path} must declare our topics, each once: look at {wrong}.")
     for topic in TOPICS:
-        cleanup = told[topic.name].config.get(CLEANUP)
-        if cleanup != topic.cleanup:
+        if topics[topic.name].config.get(CLEANUP) != topic.cleanup:
             raise SettingsError(f"{path}: {CLEANUP} of {topic.name} must be {topic.cleanup!r}.")
-        _check_age(path, topic.name, told[topic.name].config)
-    return told
+        _check_retention(path, topic.name, topics[topic.name].config)
+    return topics
 
 
-def _check_age(path: Path, name: str, config: Mapping[str, str]) -> None:
+def _check_retention(path: Path, name: str, config: Mapping[str, str]) -> None:
     try:
-        kept, segment = (int(config.get(key, SEGMENT_MS)) for key in (RETENTION, SEGMENT))
+        retention, segment = (int(config.get(key, SEGMENT_MS)) for key in (RETENTION, SEGMENT))
     except ValueError as error:
         raise SettingsError(f"{path}: {RETENTION} and {SEGMENT} of {name}: {error}.") from error
-    if 0 < kept < segment:
+    if 0 < retention < segment:
         raise SettingsError(
-            f"{path}: {name} is to keep records for {kept} ms, but Kafka deletes no segment that "
-            f"it still writes, and begins another only after {SEGMENT}={segment}: declare "
-            f"{SEGMENT} of {kept} at most."
+            f"{path}: {RETENTION} of {name} is {retention}, but Kafka does not delete the active "
+            f"segment, and starts another only after {SEGMENT}={segment}: set {SEGMENT} to at most "
+            f"{retention}."
         )
 
 
 def declare(kafka: KafkaSettings, topics: Mapping[str, Declared]) -> None:
-    """Make what is missing; give what is there the partitions and settings declared.
+    """Create missing topics; give existing ones the declared partitions and settings.
 
-    Partitions are never taken away, since Kafka cannot, and replicas of what is there are left to
-    the tools that move them.
+    Kafka cannot remove partitions; replicas of existing topics are left to other tools.
 
     Raises:
         BrokerError: the broker is away, or refuses.
     """
-    with reached(kafka, DECLARE_MS) as admin:
-        there = topics.keys() & set(admin.list_topics())
-        for name in topics.keys() - there:
+    with admin_client(kafka, DECLARE_MS) as admin:
+        existing = topics.keys() & set(admin.list_topics())
+        for name in topics.keys() - existing:
             _create(admin, name, topics[name])
-        # asked for none, a broker describes all
-        for told in admin.describe_topics(sorted(there)) if there else ():
-            name, has = told["name"], len(told["partitions"])
-            if has < topics[name].partitions:
-                admin.create_partitions({name: topics[name].partitions})
-                log.info("%s: %d partitions, had %d", name, topics[name].partitions, has)
-            elif has > topics[name].partitions:
-                log.warning("%s has %d partitions, more than declared: left alone", name, has)
-            config = topics[name].config
-            resource = ConfigResource(ConfigResourceType.TOPIC, name, config)
+        # an empty list would describe all topics
+        for topic in admin.describe_topics(sorted(existing)) if existing else ():
+            name, count, wanted = topic["name"], len(topic["partitions"]), topics[topic["name"]]
+            if count < wanted.partitions:
+                admin.create_partitions({name: wanted.partitions})
+                log.info("%s: %d partitions, had %d", name, wanted.partitions, count)
+            elif count > wanted.partitions:
+                log.warning("%s has %d partitions, more than declared: left alone", name, count)
+            resource = ConfigResource(ConfigResourceType.TOPIC, name, wanted.config)
             admin.alter_configs([resource], raise_on_unknown=False)
 
 
 @contextmanager
-def reached(kafka: KafkaSettings, patience_ms: int) -> Iterator[Any]:
-    """A client, and what it raises as one of our errors."""
+def admin_client(kafka: KafkaSettings, timeout_ms: int) -> Iterator[Any]:
+    """An admin client whose errors are raised as BrokerError."""
     if not listens(kafka):
         raise BrokerAway(
             f"no broker at {kafka.bootstrap_servers}. Is Kafka running, and does "
@@ -174,46 +171,46 @@ def reached(kafka: KafkaSettings, patience_ms: int) -> Iterator[Any]:
         )
     admin: Any = None
     try:
-        admin = open_admin(kafka, "topics", patience_ms)
+        admin = open_admin(kafka, "topics", timeout_ms)
         yield admin
     except AWAY as error:
-        away = admin is None or _passes(error)
+        away = admin is None or _is_transient(error)
         kind, what = (BrokerAway, "does not yet") if away else (BrokerError, "cannot")
         raise kind(f"Kafka at {kafka.bootstrap_servers} {what} hold the topics: {error}") from error
     finally:
         close(admin)
 
 
-def _passes(error: Exception) -> bool:
-    """Whether it is of a broker that starts, ends, or hands over its part: also too few of them for
-    the replicas that are wanted."""
-    passing = isinstance(error, OSError | InvalidReplicationFactorError)
-    return passing or (isinstance(error, KafkaError) and bool(error.retriable))
+def _is_transient(error: Exception) -> bool:
+    """Whether a starting or stopping broker, or one with too few replicas yet, raises it."""
+    transient = isinstance(error, OSError | InvalidReplicationFactorError)
+    return transient or (isinstance(error, KafkaError) and bool(error.retriable))
 
 
 def _create(admin: Any, name: str, topic: Declared) -> None:
     new = NewTopic(name, topic.partitions, topic.replicas, topic_configs=topic.config)
     try:
         admin.create_topics([new])
-        log.info("made topic %s", name)
+        log.info("created topic %s", name)
     except TopicAlreadyExistsError:
-        pass  # another process was quicker
+        pass  # another process was faster
     except KafkaError as error:
-        if _passes(error):
+        if _is_transient(error):
             raise
         raise BrokerError(
-            f"topic {name} is missing and this process may not make it ({error}): kafka-topics.sh "
-            f"--create --topic {name} --config {CLEANUP}={topic.config.get(CLEANUP)}"
+            f"topic {name} is missing and this process may not create it ({error}): "
+            f"kafka-topics.sh --create --topic {name} --config "
+            f"{CLEANUP}={topic.config.get(CLEANUP)}"
         ) from error
 
 
 def settings_of(admin: Any, topics: Iterable[Topic] = TOPICS) -> dict[str, dict[str, str]]:
-    """The settings of each topic by name, as far as the broker says them."""
+    """Settings by topic, as far as the broker reports them."""
     resources = [ConfigResource(ConfigResourceType.TOPIC, topic.name) for topic in topics]
     try:
         answer = admin.describe_configs(resources, config_filter="all")
     except KafkaError as error:
-        log.warning("the broker does not say how its topics are set (%s); going on", error)
+        log.warning("the broker does not report settings of its topics (%s); continuing", error)
         return {}
     return {
         name: {
@@ -225,30 +222,30 @@ def settings_of(admin: Any, topics: Iterable[Topic] = TOPICS) -> dict[str, dict[
     }
 
 
-def _mend(admin: Any, kafka: KafkaSettings, topic: Topic, told: Mapping[str, str]) -> None:
-    kept = int(told.get(RETENTION, "-1"))
-    if topic is DRAFTS and 0 <= kept < SHORT_MS:
+def _repair(admin: Any, kafka: KafkaSettings, topic: Topic, settings: Mapping[str, str]) -> None:
+    retention = int(settings.get(RETENTION, "-1"))
+    if topic is DRAFTS and 0 <= retention < SHORT_MS:
         log.warning(
             "topic %s keeps records for %d s only: a learner away for longer loses the rest",
-            topic.name, kept // 1_000,
+            topic.name, retention // 1_000,
         )  # fmt: skip
     wrong = {}
-    if told.get(CLEANUP, topic.cleanup) != topic.cleanup:
+    if settings.get(CLEANUP, topic.cleanup) != topic.cleanup:
         wrong[CLEANUP] = topic.cleanup, ""
-    if not topic.compacted and 0 < kept < int(told.get(SEGMENT, "0")):
-        why = f", but Kafka deletes no segment that it still writes, and {RETENTION} is {kept}"
-        wrong[SEGMENT] = str(kept), why
+    if not topic.compacted and 0 < retention < int(settings.get(SEGMENT, "0")):
+        why = f", but Kafka does not delete the active segment, and {RETENTION} is {retention}"
+        wrong[SEGMENT] = str(retention), why
     for name, (value, why) in wrong.items():
-        has = f"topic {topic.name} has {name}={told[name]}{why}"
-        log.warning("%s: set to %s", has, value)
+        problem = f"topic {topic.name} has {name}={settings[name]}{why}"
+        log.warning("%s: set to %s", problem, value)
         resource = ConfigResource(ConfigResourceType.TOPIC, topic.name, {name: value})
         try:
             admin.alter_configs([resource])
         except KafkaError as error:
-            if _passes(error):
+            if _is_transient(error):
                 raise
             refused = (
-                f"{has} and this learner may not change it ({error}): kafka-configs.sh "
+                f"{problem} and this learner may not change it ({error}): kafka-configs.sh "
                 f"--bootstrap-server {kafka.bootstrap_servers} --alter --topic {topic.name} "
                 f"--add-config {name}={value}"
             )
@@ -258,7 +255,7 @@ def _mend(admin: Any, kafka: KafkaSettings, topic: Topic, told: Mapping[str, str
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0 once all is as declared, 2 for what a person has to mend."""
+    """Exit status: 0 if all is as declared, 2 for an error that a person must fix."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("kafka").setLevel(logging.ERROR)
     if len(arguments) != 1:

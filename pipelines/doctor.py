@@ -22,7 +22,7 @@ from learner.topics import (
     RETENTION,
     SHORT_MS,
     BrokerAway,
-    reached,
+    admin_client,
     settings_of,
 )
 from pipelines import embedded, machine
@@ -146,7 +146,7 @@ def harmful(kafka: KafkaSettings) -> list[str]:
     Raises:
         BrokerError: the broker is away, or refuses.
     """
-    with reached(kafka, REQUEST_MS) as admin:
+    with admin_client(kafka, REQUEST_MS) as admin:
         names = set(admin.list_topics())
         there = [topic for topic in TOPICS if topic.name in names]
         if not there:

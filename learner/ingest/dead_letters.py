@@ -12,32 +12,27 @@ from learner.status import BriefProducer
 def headers_of(
     record: Fetched, error: EventRefused, topic: Topic = DRAFTS
 ) -> list[tuple[str, bytes]]:
-    """Why ``record`` was refused and where it lay, under Kafka Streams' names."""
-    told = {
+    """Headers of a Kafka Streams dead-letter queue (KIP-1034), without a stack trace."""
+    values = {
         "exception": type(error).__name__,
         "message": str(error),
         "topic": topic.name,
         "partition": record.partition,
         "offset": record.offset,
     }
-    errors = [(f"__streams.errors.{name}", str(value).encode()) for name, value in told.items()]
+    errors = [(f"__streams.errors.{name}", str(value).encode()) for name, value in values.items()]
     return [*DEAD.headers, *errors]
 
 
 class DeadLetters(BriefProducer):
-    """Sends refused records as they came, with why and from where. Those that no broker took
-    ``topic`` still holds.
-
-    The headers are those of Kafka Streams' dead-letter queues (KIP-1034), so that what reads those
-    reads these; a stack trace is left out, since a refusal has none worth reading.
-    """
+    """Sends refused records unchanged. ``topic``, from which they came, still holds those lost."""
 
     def __init__(self, kafka: KafkaSettings, topic: Topic = DRAFTS) -> None:
         super().__init__(kafka, "dead-letters")
         self._topic = topic
 
     def send(self, record: Fetched, error: EventRefused) -> None:
-        """Hand ``record`` to the client, or count it as failed."""
+        """Send ``record``, or count it as failed."""
         self._limited_log.warning(
             "record %d/%d refused: %s", record.partition, record.offset, error
         )

@@ -72,7 +72,7 @@ class PolicyPublisher:
     def follow(self) -> None:
         """Have what has come to the topic read."""
         if self._background.idle() and time.monotonic() >= self._retry_at:
-            self._background.offer(self._read)
+            self._background.submit(self._read)
 
     def begin(
         self, scope: str, role: str, term: Callable[[], int], policy: Policy | None = None
@@ -99,7 +99,7 @@ class PolicyPublisher:
                 self.pending.discard(key)
 
         self.pending.add(key)
-        self._background.offer(send)
+        self._background.submit(send)
 
     def acknowledged(self) -> list[Policy]:
         """What was begun and lies on the topic since the last call, as it was published."""

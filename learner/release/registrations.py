@@ -13,7 +13,7 @@ from decoder.contracts.bundle import FIRST, Policy
 from learner.evaluation.contest import Challenger
 from learner.release.registry import Registry, Standing, digest_of
 from learner.scope import Scope
-from learner.scopes import beginning
+from learner.scopes import initial_policy
 from learner.settings import LearnerSettings
 
 KEPT: Final = "kept"
@@ -81,7 +81,7 @@ def registration_of(scope: Scope, won: Challenger, offsets: Mapping[int, int]) -
 def first_registration(name: str, scope: Scope | None, settings: LearnerSettings) -> Registration:
     """What becomes champion of scope ``name``, which has none: its first policy; or the one in
     force, where somebody deleted its version or took the alias away."""
-    policy, origin = beginning(name, settings), str(settings.start)
+    policy, origin = initial_policy(name, settings), str(settings.start)
     if scope is not None and scope.version:
         policy, origin = scope.champion, KEPT
     return Registration(policy, tags={"origin": origin, **(scope.served if scope else {})})

@@ -31,7 +31,7 @@ from learner.release.registrations import LOST, ROLLED_BACK, Move, Moved
 from learner.release.registry import Standing
 from learner.release.rollout import Event, Rollout, State
 from learner.scope import Scope
-from learner.scopes import beginning
+from learner.scopes import initial_policy
 from learner.settings import LearnerSettings
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Rollouts:
         """Take in the rounds that have come, once it is known what they are about."""
         if not self._followed:
             return
-        for record in self.source.taken(0.0, ROUNDS_SECONDS):
+        for record in self.source.records(0.0, ROUNDS_SECONDS):
             try:
                 played = decode_round(record.value)
             except ContractError as error:
@@ -211,7 +211,7 @@ class Rollouts:
         if outcome.word not in ("promote", "roll back") or self.settings.rollout == "approve":
             return move
         back = f"{ROLLED_BACK} {one.over}: " if outcome.word == "roll back" else ""
-        first = beginning(scope, self.settings) if outcome.to_first else None
+        first = initial_policy(scope, self.settings) if outcome.to_first else None
         return replace(move, over=one.over, to=one.version, first=first, why=back + outcome.why)
 
     def _ending(self, scope: str, one: Comparison, outcome: Outcome) -> Move:

@@ -147,7 +147,7 @@ def hash_id(text: str) -> int:
 
 def from_batch(batch: EventBatch) -> Rows:
     """The events of ``batch`` that are rows, in their order."""
-    taught = np.flatnonzero(taught_by(batch))
+    taught = np.flatnonzero(training_mask(batch))
     places = taught.tolist()
 
     def names(of: str) -> list[str]:
@@ -174,7 +174,7 @@ def from_batch(batch: EventBatch) -> Rows:
     return Rows(**{name: np.asarray(columns[name], kind) for name, kind in _KINDS.items()})
 
 
-def taught_by(batch: EventBatch) -> NDArray[np.bool_]:
+def training_mask(batch: EventBatch) -> NDArray[np.bool_]:
     """Which of the batch's events, [n], are rows: those with a cache draft within the worker's own
     limits."""
     own = np.array([side in OWN_DRAFTS for side in batch.names["side"]], bool)

@@ -22,7 +22,7 @@ from typing import Final
 
 from decoder.contracts.errors import ModelError, ProcessError
 from decoder.tenancy.key import VARIABLE, ensure_key
-from learner.home import clear, lock
+from learner.state_dir import clear, lock
 from pipelines import embedded, machine
 
 LARGEST_DRAFT: Final = 64

@@ -40,7 +40,7 @@ def broker_part(port: int, data: Path, log: Path) -> Part:
         BrokerError: it is not installed.
         ProcessError: the port is taken.
     """
-    from learner.topics import make_right
+    from learner.topics import ensure_topics
 
     found = importlib.util.find_spec("noida_db")
     if not (found and found.origin):
@@ -54,7 +54,7 @@ def broker_part(port: int, data: Path, log: Path) -> Part:
 
     def is_ready() -> bool:
         try:
-            make_right(local(port), EMBEDDED_LIMITS)
+            ensure_topics(local(port), EMBEDDED_LIMITS)
         except BrokerError:
             return False
         return True

@@ -25,8 +25,8 @@ from rich.console import Console
 from decoder.contracts.errors import ProcessError, SettingsError
 from decoder.contracts.loopback import is_loopback
 from decoder.contracts.settings import KafkaSettings
-from learner.home import clear, lock
-from learner.topics import make_right
+from learner.state_dir import clear, lock
+from learner.topics import ensure_topics
 from pipelines import embedded, machine
 from pipelines.reports import Shown, write_json
 from pipelines.stack import broker, processes
@@ -266,7 +266,7 @@ def running(
             if broker.VARIABLE in os.environ:
                 kafka = KafkaSettings.load()
                 with starts.starting("topics", f"topics on Kafka at {kafka.bootstrap_servers}"):
-                    make_right(kafka)
+                    ensure_topics(kafka)
             else:
                 kafka = broker.local(ports.kafka)
                 part = broker.broker_part(ports.kafka, home.root / "broker", home.log("broker"))

@@ -20,8 +20,8 @@ from decoder.contracts.features import FEATURES
 from decoder.contracts.fields import FIELDS
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
-from learner.home import LOCK, lock
-from learner.ingest.source import Mark, mark_of
+from learner.ingest.source import Fingerprint, fingerprint_of
+from learner.state_dir import LOCK, lock
 from pipelines.reports import Step, atomic_write
 from pipelines.stack.processes import held
 from pipelines.telemetry.reading import reading, records, spans
@@ -46,7 +46,9 @@ class Export:
     files: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # of ``COUNTED``
     offsets: dict[int, int] = field(default_factory=dict)
-    marks: dict[int, Mark] = field(default_factory=dict)  # the last record read, by partition
+    marks: dict[int, Fingerprint] = field(
+        default_factory=dict
+    )  # the last record read, by partition
 
 
 def export(kafka: KafkaSettings, folder: Path, step: Step) -> Export:
@@ -93,7 +95,7 @@ def _exported(kafka: KafkaSettings, folder: Path, step: Step) -> Export:
                         except EventRefused:
                             found.counts["refused"] += 1
                         reached[record.partition] = record.offset + 1
-                        found.marks[record.partition] = mark_of(record)
+                        found.marks[record.partition] = fingerprint_of(record)
                     if sum(len(batch) for _, batch in pieces) >= ROWS_A_FILE:
                         _write(folder, found, pieces, reached)
                 done += len(fetched)
@@ -140,7 +142,7 @@ def _wanted(consumer: Any, found: Export) -> dict[int, range]:
     places = {p: range(at, at + 1) for p, (at, _, _) in found.marks.items() if not anew}
     there = {p: place for p, place in places.items() if place.start in lying.get(p, ())}
     for fetched in records(consumer, DRAFTS, there):
-        anew += [r.partition for r in fetched if mark_of(r) != found.marks[r.partition]]
+        anew += [r.partition for r in fetched if fingerprint_of(r) != found.marks[r.partition]]
     if anew:
         raise BrokerError(
             f"{DRAFTS.name} was made anew since partition {anew[0]} was read. Export into another "

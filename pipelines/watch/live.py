@@ -24,7 +24,7 @@ from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.experiment.effect import FEWEST
 from decoder.limited_log import LimitedLog
 from decoder.policy.first import first_or_counting
-from learner.page import handler
+from learner.page import make_handler
 from pipelines import machine
 from pipelines.watch.ledger import LEARNED, Ledger, Observer
 from pipelines.watch.page import (
@@ -112,7 +112,7 @@ def serving(
             return 503, "text/plain", "That cannot be shown now: try again."
 
     machine.check_free(port, "choose another with --page-port")
-    served = ThreadingHTTPServer((HOSTS[0], port), handler(respond))
+    served = ThreadingHTTPServer((HOSTS[0], port), make_handler(respond))
     with served as server, Observer(kafka, ledger, HISTORY_S):
         threading.Thread(target=server.serve_forever, name="page", daemon=True).start()
         try:

@@ -15,7 +15,7 @@ import pytest
 
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import Source, decode_batch
-from learner.ingest.lessons import encode_lessons, lessons_of
+from learner.ingest.records import decode_record, encode_rows
 from learner.ingest.source import Fetched
 from tests.contracts import malformed
 from tests.contracts.malformed import REASONS, RECORD, RELEASED
@@ -42,8 +42,8 @@ ADDED = ("round",)
 
 
 def lessons() -> bytes:
-    taught = lessons_of(Fetched(3, 12_345, 2_000, b"w", RECORD), {}, 2.0)
-    return encode_lessons(taught, SOURCE)
+    taught = decode_record(Fetched(3, 12_345, 2_000, b"w", RECORD), {}, 2.0)
+    return encode_rows(taught, SOURCE)
 
 
 @pytest.mark.parametrize("name", ["drafts.json", "lessons.json"])

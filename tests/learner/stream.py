@@ -87,10 +87,12 @@ def reported(kafka: KafkaSettings, learner: Learner) -> LearnerStatus:
         if failed != learner.status.failed:  # at first, and where no broker took the last one
             failed = learner.status.failed
             learner._report()
-        return learner.vitals.said[-1] in [decode_status(r.value) for r in consume(kafka, STATUS)]
+        return learner.health.statuses[-1] in [
+            decode_status(r.value) for r in consume(kafka, STATUS)
+        ]
 
     until(lies, "a status")
-    return learner.vitals.said[-1]
+    return learner.health.statuses[-1]
 
 
 Connect = Callable[[LearnerSettings], Learner]

@@ -13,10 +13,10 @@ import pytest
 from decoder.contracts.errors import SettingsError
 from learner import checkpoint, state
 from learner.checkpoint import Store
-from learner.home import holder_of, occupied
 from learner.ingest.sequences import Sequences
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
+from learner.state_dir import learner_id, locked
 
 ARRAYS = {"ids": np.arange(5, dtype=np.uint64), "flags": np.array([True, False])}
 
@@ -76,10 +76,10 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(OSError, match="full"):
             state.save(settings, large)
-        assert state.resumed(settings).offsets == {0: 1}
+        assert state.load(settings).offsets == {0: 1}
     store._db.execute("PRAGMA max_page_count = 1000000")
     state.save(settings, large)
-    assert state.resumed(settings).offsets == {0: 2}
+    assert state.load(settings).offsets == {0: 2}
 
 
 def damaged(data: bytearray, how: str) -> bytes:
@@ -100,11 +100,11 @@ def test_a_damaged_store_is_set_aside_and_what_comes_is_saved(
     data = bytearray(settings.store_path.read_bytes())
     spoilt = b"no database at all" * 99 if how == "none of ours" else damaged(data, how)
     settings.store_path.write_bytes(spoilt)
-    anew = state.resumed(settings)
-    assert not anew.offsets and "cannot be read" in caplog.text and "built anew" in caplog.text
+    anew = state.load(settings)
+    assert not anew.offsets and "is unreadable" in caplog.text and "is rebuilt" in caplog.text
     assert (tmp_path / "older-damaged" / "state.db").read_bytes() == spoilt
     state.save(settings, state.State(anew.scopes, offsets={0: 5}))
-    assert state.resumed(settings).offsets == {0: 5}
+    assert state.load(settings).offsets == {0: 5}
 
 
 def test_a_damaged_tree_is_known_by_its_digest(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_a_damaged_tree_is_known_by_its_digest(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
     settings = LearnerSettings(state_dir=tmp_path)
     settings.store_path.mkdir()
-    with pytest.raises(SettingsError, match=r"state\.db cannot be used"):
-        state.resumed(settings)
+    with pytest.raises(SettingsError, match=r"state\.db is unusable"):
+        state.load(settings)
 
 
 def test_the_files_of_the_release_before_are_set_aside(
@@ -130,7 +130,7 @@ def test_the_files_of_the_release_before_are_set_aside(
     for name in ("checkpoint.safetensors", "checkpoint.safetensors.previous", "scopes/a.1"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    held = state.resumed(LearnerSettings(state_dir=tmp_path))
+    held = state.load(LearnerSettings(state_dir=tmp_path))
     assert not held.offsets and "files are kept in" in caplog.text
     assert (tmp_path / "older-files" / "scopes" / "a.1").read_text() == "scopes/a.1"
     assert not (tmp_path / "checkpoint.safetensors").exists()
@@ -140,15 +140,15 @@ def test_what_was_read_of_another_topic_says_nothing_of_this_one(tmp_path: Path)
     own = LearnerSettings(state_dir=tmp_path)
     lessons = LearnerSettings(state_dir=tmp_path, intake="lessons")
     state.save(own, state.State(Scopes(own), offsets={0: 7}))
-    assert state.resumed(own).offsets == {0: 7} and not state.resumed(lessons).offsets
+    assert state.load(own).offsets == {0: 7} and not state.load(lessons).offsets
     known = Sequences()
-    assert known.admit_lesson("a", 0, 3) and known.admit("b", 0, 0)
+    assert known.admit_sparse("a", 0, 3) and known.admit("b", 0, 0)
     held = state.State(Scopes(lessons), offsets={1: 9}, sequences=known)
     state.save(lessons, held)
-    resumed = state.resumed(lessons)
-    assert resumed.offsets == {1: 9} and not state.resumed(own).offsets
+    resumed = state.load(lessons)
+    assert resumed.offsets == {1: 9} and not state.load(own).offsets
     known = resumed.sequences
-    assert not known.admit_lesson("a", 0, 3) and known.admit_lesson("a", 0, 9)
+    assert not known.admit_sparse("a", 0, 3) and known.admit_sparse("a", 0, 9)
 
 
 OLDER = "hvd.learner.v7"
@@ -163,7 +163,7 @@ def saved_by_an_older_release(settings: LearnerSettings, monkeypatch: pytest.Mon
         older.setattr(checkpoint, "FORMAT", OLDER)
         held = state.State(Scopes(settings), offsets={0: 7})
         for _ in range(2):
-            held.scopes.of("scope", 1)
+            held.scopes.get("scope", 1)
             state.save(settings, held)
         held.scopes.store.close()
 
@@ -174,23 +174,23 @@ def test_the_files_of_another_release_are_set_aside_and_lead_back(
     settings = LearnerSettings(state_dir=tmp_path)
     saved_by_an_older_release(settings, monkeypatch)
     before, aside = kept_of(tmp_path), tmp_path / f"older-{OLDER}"
-    held = state.resumed(settings)
-    assert not held.offsets and not held.scopes.entries
-    assert OLDER in caplog.text and "built anew" in caplog.text and "damaged" not in caplog.text
+    held = state.load(settings)
+    assert not held.offsets and not held.scopes.events
+    assert OLDER in caplog.text and "is rebuilt" in caplog.text and "damaged" not in caplog.text
     for _ in range(3):
-        held.scopes.of("scope", 1)
+        held.scopes.get("scope", 1)
         state.save(settings, held)
     held.scopes.store.close()
     assert kept_of(aside) == before
     with monkeypatch.context() as back:  # a person has not moved them yet
         back.setattr(checkpoint, "FORMAT", OLDER)
-        assert not state.resumed(settings).offsets and kept_of(aside) == before
+        assert not state.load(settings).offsets and kept_of(aside) == before
         for path in tmp_path.glob("state.db*"):
             path.unlink()
         for path in aside.iterdir():
             path.replace(tmp_path / path.name)
-        resumed = state.resumed(settings)
-        assert resumed.offsets == {0: 7} and resumed.scopes.of("scope").total == 0
+        resumed = state.load(settings)
+        assert resumed.offsets == {0: 7} and resumed.scopes.get("scope").total == 0
     saved_by_an_older_release(LearnerSettings(state_dir=tmp_path), monkeypatch)
 
 
@@ -201,12 +201,12 @@ def test_what_was_set_aside_is_never_written_over_and_the_newest_are_kept(
     (tmp_path / "older-notes").write_text("not a folder")
     for turn in range(4):
         saved_by_an_older_release(settings, monkeypatch)
-        resumed = state.resumed(settings)
+        resumed = state.load(settings)
         assert not resumed.offsets
         resumed.scopes.store.close()
         settings.store_path.unlink()
         assert (tmp_path / f"older-{OLDER}{f'.{turn}' * bool(turn)}" / "state.db").exists()
-    assert len([each for each in tmp_path.glob("older-*") if each.is_dir()]) == state.KEPT
+    assert len([each for each in tmp_path.glob("older-*") if each.is_dir()]) == state.MAX_FOLDERS
     assert not aside.exists(), "the oldest went"
 
 
@@ -231,37 +231,37 @@ def test_a_kill_while_they_are_set_aside_loses_none(
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(Path, "replace", dying)
             calls = iter(range(9))
-            state.resumed(settings)
-    assert not state.resumed(settings).offsets
+            state.load(settings)
+    assert not state.load(settings).offsets
     assert {each.name for each in (tmp_path / "older-files").iterdir()} == before
 
 
 def test_a_second_learner_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     with (
-        occupied(tmp_path / "a"),
-        occupied(tmp_path / "b"),
+        locked(tmp_path / "a"),
+        locked(tmp_path / "b"),
         pytest.raises(SettingsError, match="HVD_LEARNER_STATE_DIR"),
-        occupied(tmp_path / "a"),
+        locked(tmp_path / "a"),
     ):
         pass
-    with occupied(tmp_path / "a"):
+    with locked(tmp_path / "a"):
         pass
 
 
 def test_the_name_stays(tmp_path: Path) -> None:
-    name = holder_of(tmp_path / "a")
-    assert name == holder_of(tmp_path / "a") != holder_of(tmp_path / "b")
+    name = learner_id(tmp_path / "a")
+    assert name == learner_id(tmp_path / "a") != learner_id(tmp_path / "b")
 
 
 def test_a_name_that_a_full_disk_cut_off_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "holder").write_text("")
-    name = holder_of(tmp_path)
-    assert name.startswith("learner-") and name == holder_of(tmp_path)
+    name = learner_id(tmp_path)
+    assert name.startswith("learner-") and name == learner_id(tmp_path)
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     nowhere = tmp_path / "file" / "learner"
-    for use in (holder_of, lambda folder: occupied(folder).__enter__()):
-        with pytest.raises(SettingsError, match=r"cannot be used .* HVD_LEARNER_STATE_DIR"):
+    for use in (learner_id, lambda folder: locked(folder).__enter__()):
+        with pytest.raises(SettingsError, match=r"is unusable .* HVD_LEARNER_STATE_DIR"):
             use(nowhere)

@@ -18,7 +18,7 @@ import pytest
 
 from decoder.contracts.events import Origin
 from decoder.contracts.status import LearnerStatus
-from learner.checkpoint import Store, made
+from learner.checkpoint import Store, restore
 from learner.release.registrations import Registration
 from learner.release.registry import Registry, digest_of
 from pipelines.machine import free_port
@@ -168,7 +168,9 @@ def champion_in(registry: Registry) -> int | None:
 def waiting_in(folder: Path) -> list[str]:
     """Digests of the candidates that wait, as a restart would find them."""
     store = Store(folder / "state.db")
-    waiting = [made(Registration, each) for tree in store.get("state") for each in tree["waiting"]]
+    waiting = [
+        restore(Registration, each) for tree in store.get("state") for each in tree["waiting"]
+    ]
     store.close()
     return [digest_of(each.policy) for each in waiting if each.against]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from decoder.contracts.bundle import LAST_PUBLICATION, NUMBERS_A_TERM
 from decoder.contracts.topics import LEASE
 from learner import lease
-from learner.lease import LAST_TERM, Claim, Lease, counts, read_claim
+from learner.lease import MAX_TERM, Claim, Lease, read_claim, supersedes
 from tests.conftest import until
 from tests.decoder.telemetry.broker import send
 from tests.learner.conftest import Broker, Clock
@@ -38,7 +38,7 @@ Makes = Callable[[str], Lease]
 def turn_until(done: Callable[[], bool], *leases: Lease) -> None:
     def turn() -> None:
         for each in leases:
-            each.turn({"s": 0})
+            each.renew({"s": 0})
         held = [each.holder for each in leases if each.holds("s")]
         assert len(held) <= 1, held
 
@@ -69,7 +69,7 @@ def test_one_holds_and_a_lost_one_is_replaced(
 def test_what_has_become_another_s_is_given_up_at_once(lease_of: Makes, clock: Clock) -> None:
     one, two = lease_of("one"), lease_of("two")
     turn_until(lambda: one.holds("s"), one)
-    turn_until(lambda: one.turn({}, lambda scope: False) or not one.holds("s"))
+    turn_until(lambda: one.renew({}, lambda scope: False) or not one.holds("s"))
     turn_until(lambda: two.holds("s"), two)
     assert two.term("s") == 2 and clock.now < lease.TTL_SECONDS, "none has run out"
 
@@ -79,7 +79,7 @@ def test_topics_that_cannot_be_read_are_told(
 ) -> None:
     """A learner without leases publishes nothing."""
     one = Lease(bare_broker.kafka, "one")
-    one.turn({"s": 0})
+    one.renew({"s": 0})
     told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert any(LEASE.name in each and "allowed" in each for each in told), told
     one.close()
@@ -99,7 +99,7 @@ def test_a_lease_that_ran_out_is_claimed_anew_and_not_renewed(
 
 def test_a_term_that_leaps_keeps_nobody_out(broker: Broker, lease_of: Makes) -> None:
     """After the last that can be written there is none: a record would end a scope for good."""
-    for term in (LAST_TERM, LAST_TERM + 1):
+    for term in (MAX_TERM, MAX_TERM + 1):
         claim = {"holder": "nobody", "term": term, "beat": 0, "released": False}
         send(broker.kafka, LEASE.name, json.dumps(claim).encode(), key=b"s")
     one, two = map(lease_of, ("one", "two"))
@@ -111,9 +111,9 @@ def test_a_term_that_leaps_keeps_nobody_out(broker: Broker, lease_of: Makes) -> 
 
 
 def test_every_term_has_room_for_its_publications() -> None:
-    assert (LAST_TERM + 1) * NUMBERS_A_TERM <= LAST_PUBLICATION
-    sound = {"holder": "h", "term": LAST_TERM, "beat": 0, "released": False}
-    assert read_claim(json.dumps(sound).encode()) == Claim("h", LAST_TERM, 0)
+    assert (MAX_TERM + 1) * NUMBERS_A_TERM <= LAST_PUBLICATION
+    sound = {"holder": "h", "term": MAX_TERM, "beat": 0, "released": False}
+    assert read_claim(json.dumps(sound).encode()) == Claim("h", MAX_TERM, 0)
     wrong = {"term": [0, 2**40, "x"], "beat": [-1, None], "holder": [None, "h" * 65]}
     for spoilt in ({name: each} for name, of in wrong.items() for each in of):
         assert read_claim(json.dumps({**sound, **spoilt}).encode()) is None
@@ -122,7 +122,7 @@ def test_every_term_has_room_for_its_publications() -> None:
 def test_a_topic_made_anew_does_not_give_old_terms_again(lease_of: Makes) -> None:
     one = lease_of("one")
     turn_until(lambda: one.holds("s"), one)
-    until(lambda: one.term("s") >= 7 and one.holds("s"), turn=lambda: one.turn({"s": 6}))
+    until(lambda: one.term("s") >= 7 and one.holds("s"), turn=lambda: one.renew({"s": 6}))
 
 
 CLAIMS = st.lists(
@@ -136,7 +136,7 @@ def test_a_term_has_one_holder_for_ever(claims: list[Claim]) -> None:
     held: Claim | None = None
     holders: dict[int, str] = {}
     for claim in claims:
-        if counts(claim, held):
+        if supersedes(claim, held):
             assert held is None or claim.term >= held.term
             held = claim
             assert holders.setdefault(held.term, held.holder) == held.holder

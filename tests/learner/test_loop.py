@@ -47,11 +47,11 @@ RECORDS = len(EVENTS) // 50
 
 
 def version_of(learner: Learner) -> int:
-    return learner.scopes.awake[SCOPE].version if SCOPE in learner.scopes.awake else 0
+    return learner.scopes.loaded[SCOPE].version if SCOPE in learner.scopes.loaded else 0
 
 
 def total_of(learner: Learner) -> int:
-    return learner.scopes.awake[SCOPE].total if SCOPE in learner.scopes.awake else 0
+    return learner.scopes.loaded[SCOPE].total if SCOPE in learner.scopes.loaded else 0
 
 
 def test_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
@@ -65,8 +65,8 @@ def test_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
     step_until(learner, lambda: learner.publisher.published.last(SCOPE) is not None)
     last = reported(bare.kafka, learner)
     stop(learner)
-    scope = learner.scopes.awake[SCOPE]
-    assert scope.total == len(EVENTS) and learner.intake.refused == {"malformed": 2, "contract": 1}
+    scope = learner.scopes.loaded[SCOPE]
+    assert scope.total == len(EVENTS) and learner.reader.refused == {"malformed": 2, "contract": 1}
     assert learner.source.offsets == {0: RECORDS + 5} and learner.source.lag() == 0
     dead = consume(bare.kafka, DEAD)
     assert [record.value for record in dead] == poison
@@ -95,7 +95,7 @@ def test_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
     assert again.source.offsets == learner.source.offsets
     produce(bare.kafka, [good[0], *batches(Traffic(seed=10).events(2), first=RECORDS + 3)])
     step_until(again, lambda: total_of(again) == len(EVENTS) + 40)
-    assert again.intake.repeated == 100 and version_of(again) == read[-1].version
+    assert again.reader.repeated == 100 and version_of(again) == read[-1].version
     step_until(again, lambda: again.lease.holds(SCOPE))
     stop(again)
     # what lies on the topic is what is served: nothing was published again
@@ -150,7 +150,7 @@ def test_a_rollback_while_a_candidate_is_registered_stands(
     step_until(learner, lambda: version_of(learner) == other)
     stop(learner)
     assert bare.registry.standings()[SCOPE].champion == other
-    assert learner.scopes.awake[SCOPE].promotions == 0
+    assert learner.scopes.loaded[SCOPE].promotions == 0
     candidate = client_of(bare.registry).get_model_version_by_alias(
         bare.registry.standing(SCOPE).name, "candidate"
     )
@@ -175,7 +175,7 @@ def test_a_kill_between_registration_and_checkpoint_makes_no_twin(
     after = reported(bare.kafka, again)  # in a container it has the name and the number that it had
     assert after.process == before.process and after.life != before.life
     assert after.events_consumed < before.events_consumed
-    assert again.scopes.of(SCOPE).total == 300
+    assert again.scopes.get(SCOPE).total == 300
     step_until(again, lambda: total_of(again) == len(EVENTS) and version_of(again) > 1)
     step_until(again, lambda: not again.registrar.waiting())
     stop(again)
@@ -217,7 +217,7 @@ def test_what_cannot_be_learned_from_ends_nothing(
     produce(bare.kafka, batches(EVENTS[:200]))
     step_until(learner, lambda: total_of(learner) == 200)
     learner.checkpoint()
-    feed = Scope.feed
+    feed = Scope.update
 
     def absurd(scope: Scope, rows: object, came: int) -> list[object]:
         feed(scope, rows)  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_what_cannot_be_learned_from_ends_nothing(
             raise FloatingPointError("a record that nobody thought of")
         return []
 
-    monkeypatch.setattr(Scope, "feed", absurd)
+    monkeypatch.setattr(Scope, "update", absurd)
     features = np.zeros_like(EVENTS[0].features)
     odd = EVENTS[0]._replace(draft_len=77, accepted=0, features=features)
     stock = [odd, *(e._replace(side=SUFFIX) for e in EVENTS[300:305])]
@@ -242,7 +242,7 @@ def test_one_unusable_registration_does_not_cost_the_checkpoint(
 ) -> None:
     settings = settings_in(tmp_path, registry)
     scopes = Scopes(settings)
-    scopes.of(SCOPE, 3)
+    scopes.get(SCOPE, 3)
     sound = Registration(random_policy(1, SCOPE))
     spoilt = Registration(replace(sound.policy, threshold="six"), against="x")  # type: ignore[arg-type]
     numbers = {policy_key(SCOPE, "champion"): 7_000_003}
@@ -253,11 +253,11 @@ def test_one_unusable_registration_does_not_cost_the_checkpoint(
             scopes, waiting=[spoilt, sound], rollouts=rollouts, offsets={0: 5}, published=numbers
         ),
     )
-    again = state.resumed(settings)
+    again = state.load(settings)
     assert again.rollouts == {SCOPE: Rollout(champion=5)}
-    assert again.scopes.entries[SCOPE] == 3 and again.offsets == {0: 5}
+    assert again.scopes.events[SCOPE] == 3 and again.offsets == {0: 5}
     assert [digest_of(each.policy) for each in again.waiting] == [digest_of(sound.policy)]
-    assert again.published == numbers and "is dropped" in caplog.text
+    assert again.published == numbers and "and dropped" in caplog.text
 
 
 def test_without_a_sound_first_policy_it_begins_with_counting(
@@ -282,14 +282,14 @@ def test_a_scope_that_no_worker_names_costs_nothing_until_one_does(bare: Stage) 
     step_until(learner, lambda: total_of(learner) == 200 and learner.source.lag() == 0)
     learner.checkpoint()
     assert learner.unknown == reported(bare.kafka, learner).events_unknown == 4_000
-    assert [*learner.scopes.entries] == [*learner.scopes.awake] == [SCOPE]
+    assert [*learner.scopes.events] == [*learner.scopes.loaded] == [SCOPE]
     status = WorkerStatus(process="w", scope="made-up-7", time=1.0).model_dump_json().encode()
     produce(bare.kafka, [status], STATUS)
-    step_until(learner, lambda: learner.workers.knows("made-up-7"))
+    step_until(learner, lambda: learner.statuses.is_known("made-up-7"))
     (value,) = batches(EVENTS[100:200], 100, Origin("made-up-7", "w", "0007"), 1)
     produce(bare.kafka, [value], known=False)
-    step_until(learner, lambda: "made-up-7" in learner.scopes.awake)
-    assert learner.scopes.of("made-up-7").total == 100
+    step_until(learner, lambda: "made-up-7" in learner.scopes.loaded)
+    assert learner.scopes.get("made-up-7").total == 100
     stop(learner)
 
 
@@ -304,7 +304,7 @@ def test_a_new_learner_passes_nothing_over_before_it_could_read_whom_workers_ser
         return read(topic, seconds)
 
     monkeypatch.setattr(Compacted, "read", late)
-    monkeypatch.setattr("learner.ingest.workers.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("learner.ingest.statuses.RETRY_SECONDS", 0.1)
     produce(bare.kafka, batches(EVENTS[:200]))
     learner = bare.learner("off")
     step_until(learner, lambda: learner.source.offsets == {0: 4})
@@ -318,12 +318,12 @@ def test_a_spare_samples_as_the_holder_of_the_scope_says(bare: Stage) -> None:
     produce(bare.kafka, batches(EVENTS[:50]))
     step_until(learner, lambda: total_of(learner) == 50)
     produce(bare.kafka, [said.model_dump_json().encode()], STATUS)
-    step_until(learner, lambda: learner.shares.get(SCOPE) == 0.25)
+    step_until(learner, lambda: learner.sampler.get(SCOPE) == 0.25)
     produce(bare.kafka, batches(EVENTS[50:], first=1))
     step_until(learner, lambda: total_of(learner) == len(EVENTS))
     rows = from_events(EVENTS[50:])
     few = int((rows.request < np.uint64(2**62)).sum())
-    learned = learner.scopes.of(SCOPE).buffer.total + len(learner.scopes.of(SCOPE)._waiting)
+    learned = learner.scopes.get(SCOPE).buffer.total + len(learner.scopes.get(SCOPE)._waiting)
     assert learned == 50 + few < len(EVENTS)
     stop(learner)
-    assert state.resumed(learner.settings).shares == {SCOPE: 0.25}
+    assert state.load(learner.settings).shares == {SCOPE: 0.25}

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import KafkaSettings
 from learner.loop import run
-from learner.page import STUCK_SECONDS, Vitals, serving
+from learner.page import STUCK_SECONDS, Health, serve_page
 from learner.release.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines.machine import free_port
@@ -105,15 +105,15 @@ def test_one_that_has_read_to_the_end_is_ready_and_says_what_it_learned(
 
 
 def test_a_loop_that_stands_still_is_to_be_started_again() -> None:
-    vitals = Vitals()
-    assert not vitals.ill  # what waits for a broker does not stand still
-    vitals.turned(ready=True)
-    assert not vitals.ill and not vitals.unready
-    vitals.turned(ready=False)
-    assert not vitals.unready  # once is enough
-    vitals.turned_at = time.monotonic() - STUCK_SECONDS - 1
+    health = Health()
+    assert not health.unhealthy  # what waits for a broker does not stand still
+    health.record_turn(ready=True)
+    assert not health.unhealthy and not health.unready
+    health.record_turn(ready=False)
+    assert not health.unready  # once is enough
+    health.turned_at = time.monotonic() - STUCK_SECONDS - 1
     settings = LearnerSettings(port=0)
-    with serving(settings, vitals) as port:
+    with serve_page(settings, health) as port:
         assert port is not None
         assert ask(port, "/health").status_code == ask(port, "/ready").status_code == 503
 
@@ -121,7 +121,7 @@ def test_a_loop_that_stands_still_is_to_be_started_again() -> None:
 def test_clients_that_say_nothing_or_do_not_wait_keep_nobody_waiting_and_leave_no_tracebacks(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with serving(LearnerSettings(port=0), Vitals()) as port:
+    with serve_page(LearnerSettings(port=0), Health()) as port:
         assert port is not None
         with socket.create_connection(("127.0.0.1", port)):
             assert ask(port, "/health").is_success
@@ -140,6 +140,6 @@ def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
         number = taken.getsockname()[1]
         with (
             pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1:{number}.*_PORT"),
-            serving(LearnerSettings(port=number), Vitals()),
+            serve_page(LearnerSettings(port=number), Health()),
         ):
             pass

@@ -12,7 +12,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
 from decoder.contracts.topics import DEAD, STATUS
 from learner import lease as leases
-from learner.ingest import workers
+from learner.ingest import statuses
 from learner.ingest.dead_letters import DeadLetters
 from learner.ingest.source import Fetched
 from learner.lease import CLAIM, Claim, Lease
@@ -31,15 +31,15 @@ def test_a_learner_learns_behind_poison_on_every_topic_and_after_a_restart(bare:
     poison(bare.kafka)
     produce(bare.kafka, half[0])
     learner = bare.learner("off")
-    step_until(learner, lambda: learner.intake.events == 200 and learner.lease.known)
+    step_until(learner, lambda: learner.reader.events == 200 and learner.lease.ready)
     skipped = 2 * learner.source.skipped
     poison(bare.kafka)
     step_until(learner, lambda: learner.source.skipped == skipped)
     stop(learner)
     again = bare.learner("off")
     produce(bare.kafka, half[1])
-    step_until(again, lambda: again.intake.events == len(EVENTS) - 200)
-    assert again.source.skipped == skipped > 0 == again.faults + again.intake.repeated
+    step_until(again, lambda: again.reader.events == len(EVENTS) - 200)
+    assert again.source.skipped == skipped > 0 == again.faults + again.reader.repeated
     stop(again)
 
 
@@ -50,12 +50,12 @@ def record(key: str, value: bytes, offset: int = 0) -> SimpleNamespace:
 def test_leases_of_any_number_of_scopes_are_held_in_bounds_and_the_live_ones_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leases, "SCOPES", 50)
+    monkeypatch.setattr(leases, "MAX_SCOPES", 50)
     lease = Lease(KafkaSettings(), "ours")
     for number in range(500):
-        lease._saw(record("live", CLAIM.dump_json(Claim("other", 1, number))))
-        lease._saw(record(f"made.up.{number}", CLAIM.dump_json(Claim("x", 1, 1))))
-        lease._saw(record("/" * 100_000 + str(number), CLAIM.dump_json(Claim("x", 1, 1))))
+        lease._receive(record("live", CLAIM.dump_json(Claim("other", 1, number))))
+        lease._receive(record(f"made.up.{number}", CLAIM.dump_json(Claim("x", 1, 1))))
+        lease._receive(record("/" * 100_000 + str(number), CLAIM.dump_json(Claim("x", 1, 1))))
     assert lease.holder_of("live") == "other" and lease.holder_of("made.up.499") == "x"
     assert lease.holder_of("made.up.7") == "" == lease.holder_of("/" * 100_000 + "499")
 
@@ -78,9 +78,9 @@ def test_forged_statuses_neither_fill_the_memory_nor_silence_a_scope(bare: Stage
     ]
     told = [WorkerStatus(process="w", scope="x" * 10_000, time=1.0)]
     produce(bare.kafka, [each.model_dump_json().encode() for each in (*said, *told)], STATUS)
-    step_until(learner, lambda: bool(learner.workers.shares))
+    step_until(learner, lambda: bool(learner.statuses.sample_rates))
     learner.step()
-    assert not learner.shares and not learner.workers.knows("x" * 10_000)
+    assert not learner.sampler and not learner.statuses.is_known("x" * 10_000)
     stop(learner)
 
 
@@ -94,9 +94,9 @@ def test_whoever_makes_scopes_up_makes_nobody_wait_where_no_status_can_be_read(
         raise KafkaError
 
     monkeypatch.setattr("decoder.kafka.compacted.open_consumer", refused)
-    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    known = workers.Workers(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    monkeypatch.setattr(statuses, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    known = statuses.StatusReader(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
     for _ in range(300):
         now[0] += 0.1
-        assert not known.knows("made-up")
-    assert len(asked) <= 30.0 / workers.RETRY_SECONDS + 1
+        assert not known.is_known("made-up")
+    assert len(asked) <= 30.0 / statuses.RETRY_SECONDS + 1

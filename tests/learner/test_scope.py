@@ -47,11 +47,11 @@ def served(scope: Scope, rows: Rows, each: int = 100) -> list[Challenger]:
     """Feed ``rows`` and crown whoever wins; who did."""
     won = []
     for at in range(0, len(rows), each):
-        scope.feed(rows.take(np.arange(at, min(at + each, len(rows)))))
-        candidate = scope.candidate()
+        scope.update(rows.take(np.arange(at, min(at + each, len(rows)))))
+        candidate = scope.take_candidate()
         if candidate is not None:
             won.append(candidate)
-            scope.crown(replace(candidate.policy, version=scope.version + 1))
+            scope.promote(replace(candidate.policy, version=scope.version + 1))
     return won
 
 
@@ -66,8 +66,8 @@ def test_the_papers_kind_is_learned_and_its_threshold_is_retuned(first: Policy) 
     others = rows_of(40, seed=98)
     assert skill_of(policy, others).figures()["f1"] > 0.9
     told = checkpoint.unpack(checkpoint.pack(scope.snapshot()))
-    again = Scope.restored("s", SETTINGS, told, scope.buffer.recent(2_000))
-    again.feed(rows_of(10, seed=4))
+    again = Scope.restore("s", SETTINGS, told, scope.buffer.recent(2_000))
+    again.update(rows_of(10, seed=4))
     assert again.learners.trainer is not None and again.learners.trainer.kind == "survival"
 
 
@@ -79,7 +79,7 @@ def test_costs_alone_retune_a_threshold() -> None:
     )
     settings = SETTINGS.model_copy(update={"kind": "payoff"})
     scope = Scope("s", settings, served_one)
-    scope.feed(rows_of(60, seed=5))
+    scope.update(rows_of(60, seed=5))
     seat = scope.contest.seats[RETUNED]
     assert seat is not None and seat.origin == "retuned" and seat.policy.threshold > 0.5
     assert all(
@@ -95,7 +95,7 @@ def test_steps_are_fewer_where_drafts_come_faster() -> None:
         rows = rows_of(2 * RECENT // 20, seed=3)
         time = np.arange(len(rows)) / rate
         scope = Scope("s", settings, frequency_policy("s"))
-        scope.feed(replace(rows, time=time))
+        scope.update(replace(rows, time=time))
         steps.append(steps_at(scope.buffer))
     assert steps == [STEPS, STEPS, STEPS // 4, 1]
     assert steps_at(replaced_times(scope.buffer, 7.0)) == STEPS, "a clock that stands still"
@@ -117,17 +117,17 @@ ROWS = joined([rows_of(60, seed=2), rows_of(60, seed=3, sign=-1)])
 def test_neither_the_reading_nor_a_restart_changes_anything(sizes: Sequence[int]) -> None:
     rows = ROWS.take(np.arange(900))
     whole, pieces = (Scope("s", SETTINGS, frequency_policy("s")) for _ in range(2))
-    expected = whole.feed(rows)
+    expected = whole.update(rows)
     at, alarms, n = 0, [], 0
     while at < len(rows):
         size = sizes[n % len(sizes)]
-        alarms += pieces.feed(rows.take(np.arange(at, min(at + size, len(rows)))))
+        alarms += pieces.update(rows.take(np.arange(at, min(at + size, len(rows)))))
         at, n = at + size, n + 1
         if n % 5 == 0 and len(sizes) > 1:
             told = checkpoint.unpack(checkpoint.pack(pieces.snapshot()))
-            pieces = Scope.restored("s", SETTINGS, told, pieces.buffer.recent(2_000))
+            pieces = Scope.restore("s", SETTINGS, told, pieces.buffer.recent(2_000))
     assert kept(pieces) == kept(whole) and alarms == expected
-    mine, theirs = pieces.candidate(), whole.candidate()
+    mine, theirs = pieces.take_candidate(), whole.take_candidate()
     assert (mine is None) == (theirs is None)
 
 
@@ -142,8 +142,8 @@ def test_a_new_scope_learns_to_beat_counting() -> None:
     assert error(scope.champion, others) < 0.5 * error(frequency_policy("s"), others)
     assert scope.skill.figures()["mae"] < 2.0
     last, promotions = scope.champion, scope.promotions
-    scope.crown(replace(frequency_policy("s"), version=50))
-    scope.crown(last)
+    scope.promote(replace(frequency_policy("s"), version=50))
+    scope.promote(last)
     assert scope.promotions == promotions, "gone back to"
 
 
@@ -171,7 +171,7 @@ def test_the_first_policy_comes_back_when_the_traffic_does(first: Policy) -> Non
     rows = rows_of(200, seed=9, sign=-1)
     turned = replace(train.export(train.fit(rows), "s", 6.0, rows.features), version=2)
     scope = Scope("s", SETTINGS.model_copy(update={"candidate_every": 10**9}), first)
-    scope.crown(turned)
+    scope.promote(turned)
     assert served(scope, rows_of(60, seed=6, sign=-1)) == []
     won = served(scope, rows_of(60, seed=7), each=20)
     assert won[-1].origin == "first"
@@ -180,8 +180,8 @@ def test_the_first_policy_comes_back_when_the_traffic_does(first: Policy) -> Non
 
 def test_what_a_person_serves_is_learned_on_from(first: Policy) -> None:
     scope = Scope("s", SETTINGS, frequency_policy("s"))
-    scope.feed(rows_of(60, seed=2))
-    scope.crown(replace(first, version=9))
+    scope.update(rows_of(60, seed=2))
+    scope.promote(replace(first, version=9))
     assert scope.version == 9 and scope.promotions == 0
     assert scope.learners.trainer is not None
     (weight, _), *_ = scope.learners.trainer.layers(SLOW)
@@ -189,7 +189,7 @@ def test_what_a_person_serves_is_learned_on_from(first: Policy) -> None:
     seat = scope.contest.seats[FIRST]
     assert seat is not None and seat.policy.kind == "frequency"
     before = scope.learners.trainer.weights[FAST].copy()
-    scope.crown(replace(first, version=10))
+    scope.promote(replace(first, version=10))
     assert scope.version == 10 and np.array_equal(scope.learners.trainer.weights[FAST], before)
 
 
@@ -204,13 +204,13 @@ def test_a_scope_that_rested_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     rested, never = Scopes(settings_in(tmp_path / "a")), Scopes(settings_in(tmp_path / "b"))
     for cut in range(0, 200, 25):
         part = FEW_ROWS.take(np.arange(cut, cut + 25))
-        rested.of("mine", 25).feed(part)
+        rested.get("mine", 25).update(part)
         for other in "abc":
-            rested.of(other, 25).feed(part)
-        assert "mine" not in rested.awake and len(rested.awake) == 3
-        never.of("mine", 25).feed(part)
-    assert rested.entries["mine"] == 200
-    assert kept(rested.of("mine")) == kept(never.of("mine"))
+            rested.get(other, 25).update(part)
+        assert "mine" not in rested.loaded and len(rested.loaded) == 3
+        never.get("mine", 25).update(part)
+    assert rested.events["mine"] == 200
+    assert kept(rested.get("mine")) == kept(never.get("mine"))
 
 
 def test_a_checkpoint_adds_what_came_and_never_writes_the_buffer_anew(
@@ -229,19 +229,19 @@ def test_a_checkpoint_adds_what_came_and_never_writes_the_buffer_anew(
     for turn in range(60):  # the buffer of 500 comes round three times
         part = FEW_ROWS.take(np.arange(25 * turn, 25 * turn + 25) % len(FEW_ROWS))
         for each in (held, never):
-            each.of("mine", 25).feed(part)
+            each.get("mine", 25).update(part)
         state.save(settings, state.State(held))
     assert written["rows mine"] < 3 * 60 * 25, "each row a few times"
     assert len(held.store.get("rows mine", below=99)) <= 500 // 64 + 2
-    again = state.resumed(settings).scopes
-    assert kept(again.of("mine")) == kept(never.of("mine"))
+    again = state.load(settings).scopes
+    assert kept(again.get("mine")) == kept(never.get("mine"))
     spoil(held, "rows mine")
-    anew = state.resumed(settings).scopes
-    assert anew.of("mine").total == 0
+    anew = state.load(settings).scopes
+    assert anew.get("mine").total == 0
     for _ in range(2):  # what begins again is saved again
-        anew.of("mine", 25).feed(FEW_ROWS.take(np.arange(25)))
+        anew.get("mine", 25).update(FEW_ROWS.take(np.arange(25)))
         state.save(settings, state.State(anew))
-    assert state.resumed(settings).scopes.of("mine").total == 50
+    assert state.load(settings).scopes.get("mine").total == 50
 
 
 def spoil(held: Scopes, name: str) -> None:
@@ -256,38 +256,38 @@ def test_rows_that_outlive_their_scope_are_no_other_s(
     monkeypatch.setattr(scopes, "PART", 64)
     settings = settings_in(tmp_path)
     held = Scopes(settings)
-    held.of("mine", 400).feed(FEW_ROWS.take(np.arange(400) % len(FEW_ROWS)))
+    held.get("mine", 400).update(FEW_ROWS.take(np.arange(400) % len(FEW_ROWS)))
     state.save(settings, state.State(held))
     spoil(held, "scope mine")
     monkeypatch.setattr(Store, "drop", lambda *_, **__: None)
-    anew, never = state.resumed(settings).scopes, Scopes(settings_in(tmp_path / "never"))
+    anew, never = state.load(settings).scopes, Scopes(settings_in(tmp_path / "never"))
     for each in (anew, never):
-        each.of("mine", 70).feed(FEW_ROWS.take(np.arange(70)))
+        each.get("mine", 70).update(FEW_ROWS.take(np.arange(70)))
     state.save(settings, state.State(anew))
-    assert kept(state.resumed(settings).scopes.of("mine")) == kept(never.of("mine"))
+    assert kept(state.load(settings).scopes.get("mine")) == kept(never.get("mine"))
 
 
 def test_a_thousand_names_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scopes, "KNOWN", 40)
+    monkeypatch.setattr(scopes, "MAX_SCOPES", 40)
     settings = settings_in(tmp_path)
     held = Scopes(settings)
     few = FEW_ROWS.take(np.arange(2))
     for number in range(100):
-        held.of(f"made-up-{number}", 2).feed(few)
-    assert len(held.awake) == 3 and len(held.entries) == 40
+        held.get(f"made-up-{number}", 2).update(few)
+    assert len(held.loaded) == 3 and len(held.events) == 40
     state.save(settings, state.State(held))
     names = held.store._read("SELECT DISTINCT name FROM trees WHERE name LIKE 'scope %'")
     assert len(names) == 40
-    again = state.resumed(settings).scopes
-    assert list(again.entries) == [f"made-up-{n}" for n in range(60, 100)] and not again.awake
-    assert again.of("made-up-60").total == 2
+    again = state.load(settings).scopes
+    assert list(again.events) == [f"made-up-{n}" for n in range(60, 100)] and not again.loaded
+    assert again.get("made-up-60").total == 2
 
 
 def test_while_checkpoints_fail_the_last_one_stays_and_what_rests_is_counted_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, held = settings_in(tmp_path), Scopes(settings_in(tmp_path))
-    held.of("one", 10).feed(FEW_ROWS.take(np.arange(10)))
+    held.get("one", 10).update(FEW_ROWS.take(np.arange(10)))
     state.save(settings, state.State(held))
 
     def full(*_: object) -> None:
@@ -297,20 +297,20 @@ def test_while_checkpoints_fail_the_last_one_stays_and_what_rests_is_counted_as_
         patched.setattr(held.store, "commit", full)
         for turn in range(10):
             for name in ("one", "two"):
-                held.of(name, 10).feed(FEW_ROWS.take(np.arange(10 * turn, 10 * turn + 10)))
+                held.get(name, 10).update(FEW_ROWS.take(np.arange(10 * turn, 10 * turn + 10)))
             with pytest.raises(OSError, match="no space"):
                 state.save(settings, state.State(held))
         for name in "abc":
-            held.of(name, 1).feed(FEW_ROWS.take(np.arange(1)))
-        assert "two" not in held.awake and "one" not in held.awake
-        assert state.resumed(settings).scopes.of("one").total == 10
+            held.get(name, 1).update(FEW_ROWS.take(np.arange(1)))
+        assert "two" not in held.loaded and "one" not in held.loaded
+        assert state.load(settings).scopes.get("one").total == 10
         with pytest.raises(OSError, match="no space"):  # and undoes what rested since
             state.save(settings, state.State(held))
-    held.of("one", 5).feed(FEW_ROWS.take(np.arange(5)))
+    held.get("one", 5).update(FEW_ROWS.take(np.arange(5)))
     assert held.lost == {"one": {"disk": 100}}
     state.save(settings, state.State(held))
-    again = state.resumed(settings).scopes
-    assert (again.of("one").total, again.of("two").total) == (15, 0)
+    again = state.load(settings).scopes
+    assert (again.get("one").total, again.get("two").total) == (15, 0)
     assert again.lost == {"one": {"disk": 100}, "two": {"disk": 100}}
 
 
@@ -322,16 +322,16 @@ def test_what_was_consumed_and_is_not_learned_is_counted_by_its_reason(
     held = Scopes(settings)
 
     def feed(scopes: Scopes, name: str, first: int, count: int) -> None:
-        scopes.of(name, count).feed(FEW_ROWS.take(np.arange(first, first + count)))
+        scopes.get(name, count).update(FEW_ROWS.take(np.arange(first, first + count)))
 
     def adds_up(scopes: Scopes, name: str) -> bool:
-        learned = scopes.of(name).total
-        return scopes.entries[name] == learned + sum(scopes.lost.get(name, {}).values())
+        learned = scopes.get(name).total
+        return scopes.events[name] == learned + sum(scopes.lost.get(name, {}).values())
 
     feed(held, "one", 0, 50)
     state.save(settings, state.State(held))
     feed(held, "one", 50, 30)
-    held.abandon("one", "fault")
+    held.discard("one", "fault")
     assert held.lost == {"one": {"fault": 30}} and adds_up(held, "one")
     feed(held, "one", 80, 20)
     with monkeypatch.context() as full:
@@ -344,17 +344,17 @@ def test_what_was_consumed_and_is_not_learned_is_counted_by_its_reason(
             feed(held, other, 0, 5)
     assert held.lost == {"one": {"fault": 30, "disk": 20}} and adds_up(held, "one")
     feed(held, "one", 100, 10)
-    held.of("one", 7)
-    held.pass_over("one", "side", 7)
-    held.abandon("one", "fault")
+    held.get("one", 7)
+    held.count_lost("one", "side", 7)
+    held.discard("one", "fault")
     assert held.lost["one"] == {"fault": 40, "disk": 20, "side": 7} and adds_up(held, "one")
     feed(held, "one", 110, 10)
     state.save(settings, state.State(held, offsets={0: 9}))
-    again = state.resumed(settings).scopes
-    assert adds_up(again, "one") and again.of("one").total == 60
+    again = state.load(settings).scopes
+    assert adds_up(again, "one") and again.get("one").total == 60
     spoil(held, "scope one")
-    once_more = state.resumed(settings).scopes
-    assert adds_up(once_more, "one") and once_more.of("one").total == 0
+    once_more = state.load(settings).scopes
+    assert adds_up(once_more, "one") and once_more.get("one").total == 0
     assert once_more.lost["one"] == {"fault": 40, "disk": 20, "side": 7, "damaged": 60}
-    assert once_more.of("a").total == 5 and state.resumed(settings).offsets == {0: 9}
-    assert "one" in caplog.text and "unusable" in caplog.text
+    assert once_more.get("a").total == 5 and state.load(settings).offsets == {0: 9}
+    assert "one" in caplog.text and "learning anew" in caplog.text

@@ -21,9 +21,9 @@ from decoder.contracts.topics import DRAFTS, LEASE, POLICY, STATUS, TOPICS
 from learner.topics import (
     BrokerAway,
     declare,
-    make_right,
+    ensure_topics,
     read,
-    wait_until_right,
+    wait_for_topics,
 )
 from pipelines import doctor
 from pipelines.doctor import harmful
@@ -50,7 +50,7 @@ def make(broker: Broker, name: str, **configs: str) -> None:
 
 def test_topics_are_made_and_left_alone(bare_broker: Broker) -> None:
     for _ in range(2):
-        make_right(bare_broker.kafka, {"retention.bytes": "1000000"})
+        ensure_topics(bare_broker.kafka, {"retention.bytes": "1000000"})
     for topic in TOPICS:
         assert set_as(bare_broker.kafka, topic.name)["cleanup.policy"] == topic.cleanup
     assert set_as(bare_broker.kafka, DRAFTS.name)["retention.bytes"] == "1000000"
@@ -85,7 +85,7 @@ def test_a_topic_whose_settings_do_harm_is_named(
 def test_topics_as_they_are_made_or_declared_do_no_harm(
     bare_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_right(bare_broker.kafka)
+    ensure_topics(bare_broker.kafka)
     assert harmful(bare_broker.kafka) == []
     declare(bare_broker.kafka, read(FLEET))
     monkeypatch.setenv("HVD_KAFKA_BOOTSTRAP_SERVERS", bare_broker.kafka.bootstrap_servers)
@@ -98,7 +98,7 @@ def test_a_topic_that_forgets_is_mended_or_the_command_is_named(
     bare_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(bare_broker, POLICY.name, cleanup_policy="delete")
-    make_right(bare_broker.kafka)
+    ensure_topics(bare_broker.kafka)
     assert set_as(bare_broker.kafka, POLICY.name)["cleanup.policy"] == "compact"
     admin = KafkaAdminClient(**bare_broker.kafka.client_options())
     admin.delete_topics([DRAFTS.name])
@@ -106,7 +106,7 @@ def test_a_topic_that_forgets_is_mended_or_the_command_is_named(
     make(bare_broker, DRAFTS.name, cleanup_policy="compact")
     monkeypatch.setattr(KafkaAdminClient, "alter_configs", refused)
     with pytest.raises(BrokerError, match=r"kafka-configs.sh .*--add-config cleanup.policy=delete"):
-        make_right(bare_broker.kafka)
+        ensure_topics(bare_broker.kafka)
 
 
 def refused(*_: object) -> None:
@@ -121,14 +121,14 @@ def test_a_topic_lets_go_of_records_at_the_age_it_says_or_that_is_said(
     make(bare_broker, STATUS.name, **hour)
     with monkeypatch.context() as patched:  # the learner goes on where it may not mend it
         patched.setattr(KafkaAdminClient, "alter_configs", refused)
-        make_right(bare_broker.kafka)
+        ensure_topics(bare_broker.kafka)
     assert "--add-config segment.ms=3600000" in caplog.text
-    make_right(bare_broker.kafka)
+    ensure_topics(bare_broker.kafka)
     found = set_as(bare_broker.kafka, STATUS.name)
     assert (found["segment.ms"], found["retention.ms"]) == ("3600000", "3600000")
-    assert "deletes no segment that it still writes" in caplog.text
+    assert "does not delete the active segment" in caplog.text
     caplog.clear()
-    make_right(bare_broker.kafka)
+    ensure_topics(bare_broker.kafka)
     assert "segment" not in caplog.text
 
 
@@ -147,7 +147,7 @@ def test_what_passes_is_waited_for(
 
     monkeypatch.setattr("learner.topics.RETRY_SECONDS", 0.01)
     monkeypatch.setattr(KafkaAdminClient, asked, late)
-    wait_until_right(bare_broker.kafka, threading.Event())
+    wait_for_topics(bare_broker.kafka, threading.Event())
     assert not first and set_as(bare_broker.kafka, POLICY.name)["cleanup.policy"] == "compact"
 
 
@@ -156,9 +156,9 @@ def test_a_setting_without_a_value_is_none(
 ) -> None:
     told = {"topic": {DRAFTS.name: {"retention.ms": {"value": None}}}}
     monkeypatch.setattr(KafkaAdminClient, "describe_configs", lambda *_, **__: told)
-    make_right(bare_broker.kafka)
+    ensure_topics(bare_broker.kafka)
     with pytest.raises(BrokerAway, match="no broker"):  # which is another matter
-        make_right(KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
+        ensure_topics(KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
 
 
 def test_topics_are_as_declared(bare_broker: Broker) -> None:
@@ -183,7 +183,7 @@ def test_topics_are_as_declared(bare_broker: Broker) -> None:
         (("partitions = 12", "partitions = 0"), "wrong at hvd.drafts.v2.partitions"),
         (("partitions = 12", "parts = 12"), "wrong at hvd.drafts.v2.parts"),
         (("[", "("), "declares no topics"),
-        (('"604800000"', '"3600000"'), "declare segment.ms of 3600000 at most"),
+        (('"604800000"', '"3600000"'), "set segment.ms to at most 3600000"),
         (('"604800000"', '"a week"'), "retention.ms and segment.ms of hvd.drafts.v2"),
     ],
 )

@@ -22,10 +22,10 @@ from decoder.kafka.compacted import Compacted
 from learner import loop
 from learner.background import Background
 from learner.ingest import source as sources
-from learner.ingest import workers
-from learner.ingest.shares import LEAST
+from learner.ingest import statuses
+from learner.ingest.sampling import MIN_RATE
 from learner.ingest.source import EventSource, Fetched
-from learner.ingest.workers import Workers
+from learner.ingest.statuses import StatusReader
 from learner.loop import Learner
 from learner.release import registrar
 from learner.release.publish import PolicyPublisher
@@ -67,7 +67,7 @@ def test_the_loop_asks_no_server_itself(stage: Stage, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(learner, "step", turn)
     produce(stage.kafka, [b"poison", *batches(EVENTS[200:400], first=20)])
-    work(learner, lambda: learner.intake.refused.total() == 1)
+    work(learner, lambda: learner.reader.refused.total() == 1)
     work(learner, lambda: learner.publisher.published.last(SCOPE) is not None)
     won(learner)
     work(learner, lambda: on_trial(learner) > 0)
@@ -125,7 +125,7 @@ def test_a_registry_of_thousands_of_scopes_is_looked_at_in_parts(
     learner = Learner(settings_in(tmp_path, registry), NOWHERE)
     names = [f"scope{number:05d}" for number in range(3 * loop.SLICE)]
     learner.standings = {name: Standing(name, champion=1) for name in names}
-    learner._seen = learner.publisher.current = True
+    learner._aliases_known = learner.publisher.current = True
     seen, followed = Counter[str](), list[int]()
 
     def follow(standings: dict[str, Standing]) -> None:
@@ -159,7 +159,7 @@ def test_a_turn_ends_after_its_time_and_the_next_goes_on(monkeypatch: pytest.Mon
     turns: list[list[int]] = []
     while len(turns) < 6:
         turns.append([])
-        for record in source.taken(0.0, 1.0):
+        for record in source.records(0.0, 1.0):
             turns[-1].append(record.offset)
             assert source.offsets.get(0, 0) == record.offset, "only what was dealt with is read"
             if record.offset == 4 and turns.count([4]) == 1:
@@ -168,7 +168,7 @@ def test_a_turn_ends_after_its_time_and_the_next_goes_on(monkeypatch: pytest.Mon
     assert turns == [[0, 1], [2, 3], [4], [4], [5], []]
     assert source.offsets == {0: 6} and not source.caught_up
     monkeypatch.setattr(source, "is_near_the_end", lambda: True)
-    assert not list(source.taken(0.0, 1.0)) and source.caught_up, "nothing has to come for it"
+    assert not list(source.records(0.0, 1.0)) and source.caught_up, "nothing has to come for it"
 
 
 def status(share: float, process: str = "holder", scope: str = "s") -> SimpleNamespace:
@@ -179,31 +179,31 @@ def status(share: float, process: str = "holder", scope: str = "s") -> SimpleNam
 def test_who_calls_himself_a_holder_makes_nobody_learn_from_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = Workers(NOWHERE, "own")
+    known = StatusReader(NOWHERE, "own")
     come: list[SimpleNamespace] = []
 
     def read(seconds: float) -> bool:
         while come:
-            known._take(come.pop(0))
+            known._receive(come.pop(0))
         return True
 
-    monkeypatch.setattr(known._log, "read", read)
+    monkeypatch.setattr(known._topic, "read", read)
 
-    def reading(*statuses: SimpleNamespace) -> dict[str, float]:
-        come.extend(statuses)
+    def reading(*received: SimpleNamespace) -> dict[str, float]:
+        come.extend(received)
         known._read(0.0)
-        return dict(known.shares)
+        return dict(known.sample_rates)
 
     forged = status(1e-9, "forged")
     assert reading(status(0.5)) == {"s": 0.5}
     for _ in range(3):  # of a holder that reports once a second, a reading may have nothing
         assert reading(forged, status(1e-9), status(0.1, "own")) == {"s": 0.5}
     assert reading(status(0.25), forged) == {"s": 0.5}
-    for _ in range(workers.READINGS):
+    for _ in range(statuses.READS):
         last = reading(status(0.25), forged)
     assert last == {"s": 0.25}, "and follows the holder down"
-    assert reading(status(1e-9, scope="nobody's"))["nobody's"] == LEAST
-    for _ in range(workers.READINGS):
+    assert reading(status(1e-9, scope="nobody's"))["nobody's"] == MIN_RATE
+    for _ in range(statuses.READS):
         last = reading()
     assert last == {}, "what nobody reports any more holds no longer"
 
@@ -231,15 +231,15 @@ def test_a_fleet_that_reports_faster_than_is_read_is_read_at_its_newest(
         def highwater(self, place: object) -> int:
             return self.end
 
-    known, broker = Workers(NOWHERE), Broker()
-    monkeypatch.setattr(known._log, "_connect", lambda: None)
-    known._log._consumer, known._log._places = broker, [TopicPartition("t", 0)]
+    known, broker = StatusReader(NOWHERE), Broker()
+    monkeypatch.setattr(known._topic, "_connect", lambda: None)
+    known._topic._consumer, known._topic._places = broker, [TopicPartition("t", 0)]
     for second in range(20):
-        broker.end += 3 * workers.MOST
+        broker.end += 3 * statuses.MAX_RECORDS
         known._read(0.0)
-        assert broker.end - broker.position_ <= workers.MOST
-        assert known.knows(f"s{broker.end}"), second
-    assert known.begun
+        assert broker.end - broker.position_ <= statuses.MAX_RECORDS
+        assert known.is_known(f"s{broker.end}"), second
+    assert known.ready
 
 
 def test_a_broker_that_does_not_answer_keeps_no_reader_waiting(
@@ -259,11 +259,11 @@ def test_calls_are_made_in_their_order_and_one_that_fails_ends_none_after_it() -
     made: list[int] = []
     gate, begun = threading.Event(), threading.Event()
     with closing(Background("test")) as background:
-        background.offer(lambda: begun.set() or gate.wait())
+        background.submit(lambda: begun.set() or gate.wait())
         begun.wait()
         for n in (1, 2, 3):
-            background.offer(lambda n=n: made.append(n // (n - 1)))
-        assert background.waiting == 3 and not background.idle()
+            background.submit(lambda n=n: made.append(n // (n - 1)))
+        assert background.queued == 3 and not background.idle()
         gate.set()
         assert background.idle(60.0)
     assert made == [2, 1]
@@ -274,7 +274,7 @@ def test_who_was_closed_makes_the_calls_that_are_offered_later() -> None:
     background = Background("test")
     for turn in range(3):  # the first has not made any call before it is closed
         assert background.close() and background.idle()
-        background.offer(lambda turn=turn: made.append(turn))
+        background.submit(lambda turn=turn: made.append(turn))
         assert background.idle(60.0)
     assert background.close() and made == [0, 1, 2]
 

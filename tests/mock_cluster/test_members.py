@@ -13,14 +13,14 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 
 from decoder.contracts.topics import LESSONS
 from learner.ingest import group
-from learner.ingest.group import Group
+from learner.ingest.group import GroupMember
 from tests.conftest import until
 from tests.learner.stage import WARNINGS
 from tests.mock_cluster.cluster import running
 
 pytestmark = WARNINGS
 PARTITIONS = 6
-Joins = Callable[..., Group]
+Joins = Callable[..., GroupMember]
 
 
 class Member(NamedTuple):
@@ -36,18 +36,18 @@ def joins() -> Iterator[Joins]:
     """Makes members of a group on one cluster, which leave at the end."""
     with ExitStack() as stack, running(more={LESSONS.name: PARTITIONS}) as cluster:
 
-        def join(instance: str = "") -> Group:
-            made = Group(cluster.kafka, LESSONS, "test", keeps=False, instance=instance)
+        def join(instance: str = "") -> GroupMember:
+            made = GroupMember(cluster.kafka, LESSONS, "test", commits=False, instance=instance)
             stack.callback(made.close)
             return made
 
         yield join
 
 
-def wait(done: Callable[[], bool], *members: Group) -> None:
+def wait(done: Callable[[], bool], *members: GroupMember) -> None:
     def turn() -> None:
         for each in members:
-            each.turn()
+            each.update()
 
     until(done, "their parts", turn=turn)
 
@@ -59,7 +59,7 @@ def test_releases_of_different_feature_schemas_each_read_every_partition(
     old = joins()
     monkeypatch.setattr(group, "SCHEMA_ID", "hvd.features.v3-00000000")
     new = joins()
-    wait(lambda: len(old.owned) == len(new.owned) == PARTITIONS, old, new)
+    wait(lambda: len(old.assignment.owned) == len(new.assignment.owned) == PARTITIONS, old, new)
 
 
 def test_a_static_member_that_starts_again_has_the_partitions_that_it_had(
@@ -76,7 +76,7 @@ def test_a_static_member_that_starts_again_has_the_partitions_that_it_had(
 
     monkeypatch.setattr(group, "open_consumer", recorded)
     named, anonymous = joins("c d/\u00e9"), joins()
-    wait(lambda: bool(named.owned and anonymous.owned), named, anonymous)
+    wait(lambda: bool(named.assignment.owned and anonymous.assignment.owned), named, anonymous)
     static, dynamic = sorted(opened, key=lambda options: "group_instance_id" not in options)
     assert "group_instance_id" not in dynamic
     assert re.fullmatch(r"[a-z0-9]+", static["group_instance_id"]), "of whatever it is named"

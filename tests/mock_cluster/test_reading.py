@@ -20,7 +20,7 @@ from decoder.kafka.compacted import Compacted
 from decoder.policy.first import first_policy
 from learner import topics
 from learner.ingest.dead_letters import DeadLetters
-from learner.ingest.lessons import Intake
+from learner.ingest.records import RecordReader
 from learner.ingest.source import EventSource, Fetched
 from learner.lease import Lease
 from learner.release.publish import PolicyPublisher
@@ -112,7 +112,7 @@ def test_a_learner_reads_each_record_once_through_every_trouble(cluster: MockClu
         return encode_events([PLAIN._replace(number=number)], ORIGIN, number // 2)
 
     source = EventSource(cluster.kafka, {})
-    intake, events = Intake(DeadLetters(cluster.kafka)), 0
+    intake, events = RecordReader(DeadLetters(cluster.kafka)), 0
     for turn in range(4):
         produce(cluster, 0, *map(record, range(20 * turn, 20 * turn + 20, 2)))
         produce(cluster, 1, *map(record, range(20 * turn + 1, 20 * turn + 20, 2)))
@@ -129,8 +129,8 @@ def test_a_learner_reads_each_record_once_through_every_trouble(cluster: MockClu
         def read() -> None:
             nonlocal events
             fetched = source.poll(0.1)
-            events += sum(a.events for r in fetched if (a := intake.admit(r)) is not None)
-            source.done(fetched)
+            events += sum(a.events for r in fetched if (a := intake.read(r)) is not None)
+            source.acknowledge(fetched)
 
         until(lambda due=20 * turn + 20: events >= due, f"turn {turn}", turn=read)  # type: ignore[misc]
     source.close()
@@ -146,7 +146,7 @@ def test_who_goes_back_reads_all_again_that_lies_there(cluster: MockCluster) -> 
         source.offsets = {0: due} if due else {}
         again = received(source, 6 - due)
         assert [record.offset for record in again] == list(range(due, 6))
-        source.done(again)
+        source.acknowledge(again)
     source.close()
     assert source.skipped == 0
 
@@ -160,7 +160,7 @@ def test_a_leader_that_nobody_names_for_a_while_is_read_again(
     for partition in (0, 1):
         cluster.lead(DRAFTS.name, partition, 1)
         produce(cluster, partition, b"")
-    source.done(received(source, 2))
+    source.acknowledge(received(source, 2))
     cluster.down(1)
     until(lambda: not source.poll(0.1) and "UnknownBrokerId" in caplog.text)
     cluster.up()
@@ -172,7 +172,11 @@ def test_a_leader_that_nobody_names_for_a_while_is_read_again(
 def test_a_partition_without_a_leader_keeps_no_other_waiting_and_is_read_when_it_has_one(
     cluster: MockCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name, value in {"PARTITIONS_SECONDS": 0.5, "ENDS_MS": 300, "ALONE_MS": 100}.items():
+    for name, value in {
+        "PARTITIONS_SECONDS": 0.5,
+        "BEGINNINGS_MS": 300,
+        "BEGINNING_MS": 100,
+    }.items():
         monkeypatch.setattr(f"learner.ingest.source.{name}", value)
     produce(cluster, 1, b"kept for later")
     cluster.lead(DRAFTS.name, 0, 2)
@@ -180,20 +184,26 @@ def test_a_partition_without_a_leader_keeps_no_other_waiting_and_is_read_when_it
     source = EventSource(cluster.kafka, {})
     for _ in range(3):
         produce(cluster, 0, b"")
-        source.done(received(source, 1))
+        source.acknowledge(received(source, 1))
     assert source.offsets == {0: 3}
-    until(lambda: source.silent_seconds() > 1.0, turn=lambda: source.done(source.poll(0.1)))
+    until(
+        lambda: source.unreachable_seconds() > 1.0,
+        turn=lambda: source.acknowledge(source.poll(0.1)),
+    )
     assert "partitions [1] do not answer" in caplog.text
     cluster.lead(DRAFTS.name, 1, 1)
     (late,) = received(source, 1)
-    source.done([late])
+    source.acknowledge([late])
     assert late.value == b"kept for later"
-    until(lambda: source.silent_seconds() == 0.0, turn=lambda: source.poll(0.1))
+    until(lambda: source.unreachable_seconds() == 0.0, turn=lambda: source.poll(0.1))
     cluster.down(1)  # and under a reader
-    until(lambda: source.silent_seconds() > 1.0, turn=lambda: source.done(source.poll(0.1)))
+    until(
+        lambda: source.unreachable_seconds() > 1.0,
+        turn=lambda: source.acknowledge(source.poll(0.1)),
+    )
     produce(cluster, 0, b"the other")
     (other,) = received(source, 1)
-    source.done([other])
+    source.acknowledge([other])
     assert other.value == b"the other"
     cluster.up()
     produce(cluster, 1, b"back")
@@ -206,11 +216,11 @@ def test_what_is_refused_lies_with_the_dead_and_what_no_broker_takes_is_counted(
 ) -> None:
     produce(cluster, 0, b"no record", b"none either")
     source, dead = EventSource(cluster.kafka, {}), DeadLetters(cluster.kafka)
-    intake, fetched, asked = Intake(dead), received(source, 2), cluster.asked(PRODUCE)
-    assert intake.admit(fetched[0]) is None
+    intake, fetched, asked = RecordReader(dead), received(source, 2), cluster.asked(PRODUCE)
+    assert intake.read(fetched[0]) is None
     until(lambda: cluster.asked(PRODUCE) > asked)
     cluster.answer(PRODUCE, NOT_AUTHORISED)
-    assert intake.admit(fetched[1]) is None
+    assert intake.read(fetched[1]) is None
     until(lambda: dead.failed == 1)
     source.close()
     dead.close()
@@ -234,14 +244,14 @@ def test_a_compacted_topic_with_a_partition_that_nobody_leads_ends_none_of_its_r
     lease, applied = Lease(cluster.kafka, "first"), []  # type: ignore[var-annotated]
     feed = PolicyFeed(cluster.kafka, "scope", Admission("scope", applied.append))
     feed.start()
-    lease.turn({"scope": 0})
-    assert not lease.known, "what lies there may hold the scope for somebody"
+    lease.renew({"scope": 0})
+    assert not lease.ready, "what lies there may hold the scope for somebody"
     for topic in (LEASE, POLICY):
         cluster.lead(topic.name, 1, 1)
     until(lambda: publishes(publisher, 1))
     cluster.answer(METADATA, NOT_AVAILABLE)
     cluster.answer(PRODUCE, NOT_LEADER)
-    until(lambda: lease.turn({"scope": 0}) or lease.holds("scope"))  # type: ignore[func-returns-value]
+    until(lambda: lease.renew({"scope": 0}) or lease.holds("scope"))  # type: ignore[func-returns-value]
     until(lambda: applied)
     feed.close()
     lease.close()
@@ -289,7 +299,7 @@ def test_topics_that_vanish_for_a_while_are_read_when_they_are_back(
         until(lambda: publishes(publisher, version))  # noqa: B023 -- called within the turn
         until(lambda: applied and applied[-1].version == version)  # noqa: B023
         produce(cluster, version % 2, b"%d" % version)
-        source.done(received(source, 1))
+        source.acknowledge(received(source, 1))
         asked = cluster.asked(METADATA)
         cluster.answer(METADATA, *[UNKNOWN_TOPIC] * 12)
         until(lambda: cluster.asked(METADATA) > asked + 12, turn=lambda: source.poll(0.01))  # noqa: B023
@@ -302,13 +312,13 @@ def test_topics_that_vanish_for_a_while_are_read_when_they_are_back(
 def test_topics_are_left_alone_where_nobody_says_how_they_are_set(
     cluster: MockCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topics.make_right(cluster.kafka)
-    assert "does not say how its topics are set" in caplog.text
+    topics.ensure_topics(cluster.kafka)
+    assert "does not report settings of its topics" in caplog.text
 
 
 def test_where_a_topic_is_missing_and_cannot_be_made_the_command_is_named() -> None:
     cluster = MockCluster(1)
     cluster.make_topic(POLICY.name)
     with pytest.raises(BrokerError, match=rf"kafka-topics.sh --create --topic {DRAFTS.name}"):
-        topics.make_right(cluster.kafka)
+        topics.ensure_topics(cluster.kafka)
     cluster.close()

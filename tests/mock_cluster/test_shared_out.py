@@ -161,14 +161,14 @@ class Fleet:
 def test_lessons_that_were_not_taken_are_sent_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name, value in {"SESSION_MS": 3_000, "BEAT_MS": 500}.items():
+    for name, value in {"SESSION_MS": 3_000, "HEARTBEAT_MS": 500}.items():
         monkeypatch.setattr(group, name, value)  # the mock cluster waits so long for who has left
-    for name in ("RETRY", "SETTLE"):
+    for name in ("RETRY", "COMMIT"):
         monkeypatch.setattr(intake, f"{name}_SECONDS", 0.1)
     values = batches(Traffic(seed=1).events(10))
     with running() as cluster:
         send(cluster.kafka, DRAFTS.name, *values)
-        relay = intake.Relay(cluster.kafka)
+        relay = intake.Intake(cluster.kafka)
         monkeypatch.setattr("learner.status.RETRY_SECONDS", PATIENCE_S)
         cluster.answer(PRODUCE, *[NOT_AUTHORISED] * 5)  # of which a status takes one
         consumer = open_consumer(cluster.kafka, "test")
@@ -181,11 +181,11 @@ def test_lessons_that_were_not_taken_are_sent_again(
             return came == set(range(len(values)))
 
         until(read, "all lessons", PATIENCE_S)
-        assert "they are sent again" in caplog.text
+        assert "sending them again" in caplog.text
         relay.close()
-        again = intake.Relay(cluster.kafka)  # begins where the other ended
+        again = intake.Intake(cluster.kafka)  # begins where the other ended
         until(lambda: again.step() or again.source.caught_up, "its part", PATIENCE_S)
-        assert not again.intake.records and not again.faults
+        assert not again.reader.records and not again.faults
         again.close()
         close(consumer)
 
@@ -197,11 +197,11 @@ def test_a_member_whose_client_fails_joins_again(monkeypatch: pytest.MonkeyPatch
         raise ValueError("an answer that the client cannot read")
 
     with running() as cluster:
-        member = group.Group(cluster.kafka, DRAFTS, "test", keeps=True)
-        until(lambda: member.turn() or member.owned, "its part")
+        member = group.GroupMember(cluster.kafka, DRAFTS, "test", commits=True)
+        until(lambda: member.update() or member.assignment.owned, "its part")
         client = member._consumer
         monkeypatch.setattr(client, "poll", fails)
-        until(lambda: member.turn() or member._consumer not in (client, None), "another client")
+        until(lambda: member.update() or member._consumer not in (client, None), "another client")
         member.commit({0: 0})
         until(lambda: not member._read, "its offset is kept")
         member.close()

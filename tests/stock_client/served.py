@@ -21,7 +21,7 @@ from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import first_policy
 from learner.release.publish import PolicyPublisher
-from learner.topics import make_right
+from learner.topics import ensure_topics
 from pipelines import embedded, machine
 from pipelines.stack import broker, processes
 from pipelines.stack.running import HVD
@@ -115,7 +115,7 @@ def hybrid(folder: Path) -> Iterator[tuple[Server, KafkaSettings]]:
     child = start_broker(kafka_port, folder / "broker", folder / "broker.log")
     try:
         with patience():
-            make_right(kafka, broker.EMBEDDED_LIMITS)
+            ensure_topics(kafka, broker.EMBEDDED_LIMITS)
         arguments = [*HVD, "serve", "--port", str(port), *FLOAT32, "--", *LIMITS]
         with serving(arguments, environment, port, folder / "worker.log") as server:
             yield server, kafka

@@ -23,7 +23,7 @@ from decoder.contracts.fields import NUMBERS, STRINGS
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.rule import ARMS, CACHE, MODEL
 from learner.ingest.dead_letters import DeadLetters
-from learner.ingest.lessons import Intake, encode_lessons
+from learner.ingest.records import RecordReader, encode_rows
 from learner.ingest.source import Fetched
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
@@ -62,8 +62,8 @@ def measure(
         # nothing is refused, so nobody is asked for a broker
         dead = DeadLetters(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
         shares = {f"scope{n}": SAMPLED for n in range(scopes)}
-        before = [Intake(dead, shares=shares) for _ in range(intakes)]
-        intake = Intake(dead, relayed=bool(intakes))
+        before = [RecordReader(dead, sample_rates=shares) for _ in range(intakes)]
+        intake = RecordReader(dead, relayed=bool(intakes))
         held = Scopes(LearnerSettings(state_dir=Path(folder)))
         spent, candidates, taken = 0.0, 0, 0
         relayed, rss = [0.0] * intakes, dict[str, float]()
@@ -80,15 +80,15 @@ def measure(
             if given is None:
                 continue
             began = time.process_time()
-            admitted = intake.admit(given)
+            admitted = intake.read(given)
             assert admitted is not None, intake.refused
-            scope = held.of(admitted.scope, admitted.events)
-            scope.feed(admitted.rows)
-            won = scope.candidate()
+            scope = held.get(admitted.scope, admitted.events)
+            scope.update(admitted.rows)
+            won = scope.take_candidate()
             spent += time.process_time() - began
             if won is not None:
                 candidates += 1
-                scope.crown(replace(won.policy, version=scope.version + 1))
+                scope.promote(replace(won.policy, version=scope.version + 1))
         return {
             "scopes": scopes,
             "intakes": intakes,
@@ -100,14 +100,14 @@ def measure(
         }
 
 
-def _lesson(intake: Intake, record: Fetched) -> Fetched | None:
+def _lesson(intake: RecordReader, record: Fetched) -> Fetched | None:
     """What an intake sends of ``record``."""
-    taught = intake.admit(record)
+    taught = intake.read(record)
     assert taught is not None, intake.refused
     if not len(taught.rows):
         return None
     source = Source(record.partition, record.offset, SAMPLED)
-    return replace(record, value=encode_lessons(taught, source))
+    return replace(record, value=encode_rows(taught, source))
 
 
 def records(count: int, scopes: int, partitions: int = 1) -> Iterator[Fetched]:

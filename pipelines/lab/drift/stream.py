@@ -90,10 +90,10 @@ class Learning:
 
     def told(self, index: int, rows: Rows) -> Policy | None:
         """Take in the drafts and rounds of request ``index``; a policy to put in force. Mutates."""
-        if self.scope.feed(rows):
+        if self.scope.update(rows):
             self.alarms.append(index)
         self._now = float(rows.time[-1]) if len(rows) else self._now
-        won = self.scope.candidate()
+        won = self.scope.take_candidate()
         if won is not None and (won.origin == FIRST or self.settings.rollout == "off"):
             self._end(index, "first policy back" if won.origin == FIRST else "")
             return self._serve(index, won.policy)
@@ -159,7 +159,7 @@ class Learning:
             self._version += 1
             policy = replace(policy, version=self._version)
         policy = replace(policy, role=CHAMPION, share=0.0)
-        self.scope.crown(policy)
+        self.scope.promote(policy)
         self._waiting = None  # it won over another champion
         (self.promotions if newer and not back else self.returns).append(index)
         return policy

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from decoder.contracts.errors import TraceError
-from learner.home import lock
+from learner.state_dir import lock
 from pipelines import embedded, machine
 from pipelines.lab.drafter.compose import FEW, load, write
 from pipelines.lab.replay.traces import read

@@ -11,7 +11,7 @@ from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from decoder.kafka.clients import fetch, open_consumer, open_producer, partitions_of
-from learner.topics import make_right
+from learner.topics import ensure_topics
 from pipelines import machine
 from pipelines.stack import broker, processes
 from tests.conftest import patience, until
@@ -39,7 +39,7 @@ def running(folder: Path, port: int = 0, topics: bool = True) -> Iterator[KafkaS
     try:
         with patience():
             if topics:
-                make_right(reached)
+                ensure_topics(reached)
             yield reached
     finally:
         processes.stop([child])

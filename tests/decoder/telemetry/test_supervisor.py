@@ -29,9 +29,9 @@ from decoder.telemetry.delivery import DeliveryReport
 from decoder.telemetry.ring import BEAT, Ring
 from decoder.telemetry.supervisor import Supervisor
 from learner.ingest.dead_letters import DeadLetters
-from learner.ingest.lessons import Intake
+from learner.ingest.records import RecordReader
 from learner.ingest.source import EventSource
-from learner.topics import make_right
+from learner.topics import ensure_topics
 from pipelines import machine
 from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
@@ -233,7 +233,7 @@ def test_with_several_partitions_readers_miss_nothing_and_hear_of_all_at_the_end
         admin = open_admin(kafka, "test", 60_000)
         until(lambda: bool(admin.create_topics([NewTopic(DRAFTS.name, 3, 1)])))
         admin.close()
-        make_right(kafka)
+        ensure_topics(kafka)
         ring = Ring(10_000)
         supervisor = supervisor_of(kafka, ring)
         put(ring, *[EVENT, PLAIN] * 999)
@@ -244,12 +244,12 @@ def test_with_several_partitions_readers_miss_nothing_and_hear_of_all_at_the_end
         status = decode_status(consumed(kafka, STATUS.name)[-1])
         assert isinstance(status, WorkerStatus) and status.events_sent == 2_000
         source = EventSource(kafka, {})
-        intake = Intake(DeadLetters(kafka))
+        intake = RecordReader(DeadLetters(kafka))
         came: list[int] = []
         places: set[int] = set()
         while len(came) < 2_000:
             for record in source.poll(0.1):
-                assert intake.admit(record) is not None
+                assert intake.read(record) is not None
                 came += [event.number for event in events_of(decode_batch(record.value))]
                 places.add(record.partition)
         source.close()

@@ -126,7 +126,7 @@ def test_the_test_is_rivers_whatever_was_written_and_read_between() -> None:
         test._min_increase = 0.0  # a rise that begins with the first number counts whole
         for number in numbers.tolist():
             scale, settled = watch.scale, watch.count >= SETTLING
-            watch = checkpoint.made(Watch, checkpoint.unpack(checkpoint.pack(vars(watch))))
+            watch = checkpoint.restore(Watch, checkpoint.unpack(checkpoint.pack(vars(watch))))
             alarm = watch.update(number)
             if settled:
                 test.update(min(max(number / scale, -1.0), 1.0))

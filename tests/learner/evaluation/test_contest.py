@@ -299,8 +299,8 @@ def winner_of() -> tuple[Scope, Challenger]:
     scope = Scope("s", settings, frequency_policy("s"))
     rows = from_events(Traffic(seed=2).events(400))
     for at in range(0, len(rows), 100):
-        scope.feed(rows.take(np.arange(at, min(at + 100, len(rows)))))
-        candidate = scope.candidate()
+        scope.update(rows.take(np.arange(at, min(at + 100, len(rows)))))
+        candidate = scope.take_candidate()
         if candidate is not None:
             return scope, candidate
     raise AssertionError("nobody won")

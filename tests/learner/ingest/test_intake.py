@@ -16,9 +16,9 @@ from decoder.contracts.features import FEATURES
 from decoder.contracts.fields import LIMITS
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import first_policy
-from learner.ingest import lessons
+from learner.ingest import records
 from learner.ingest.dead_letters import DeadLetters
-from learner.ingest.lessons import Intake, encode_lessons, lessons_of
+from learner.ingest.records import RecordReader, decode_record, encode_rows
 from learner.ingest.source import Fetched
 from learner.scope import Scope
 from learner.settings import LearnerSettings
@@ -50,8 +50,8 @@ class Kept(DeadLetters):
 
 
 @pytest.fixture
-def intake() -> Intake:
-    return Intake(Kept())
+def intake() -> RecordReader:
+    return RecordReader(Kept())
 
 
 def fetched(value: bytes, offset: int = 0) -> Fetched:
@@ -80,18 +80,18 @@ def poison() -> list[bytes]:
     return [*values, *bombs, b"", b"null", whole[:-1], b"\xff" * 100]
 
 
-def test_the_extremes_of_every_number_are_learned_from_or_refused(intake: Intake) -> None:
+def test_the_extremes_of_every_number_are_learned_from_or_refused(intake: RecordReader) -> None:
     scope = Scope("s", LearnerSettings(buffer_events=500, min_events=50), first_policy("s"))
     bad = poison()
     for offset, value in enumerate(bad):
         sequenced = value.replace(b'"sequence": 0', b'"sequence": %d' % offset)
-        admitted = intake.admit(fetched(sequenced, offset))
+        admitted = intake.read(fetched(sequenced, offset))
         if admitted is not None:
             for name in COLUMNS:
                 column = getattr(admitted.rows, name)
                 if name not in ("rate", "model_accepted"):
                     assert np.isfinite(column).all(), name
-            scope.feed(admitted.rows)
+            scope.update(admitted.rows)
     assert intake.refused.total() > 500
     assert set(intake.refused) <= {"malformed", "range", "contract", "schema"}
     told = [str(error) for _, error in intake.dead.given]  # type: ignore[attr-defined]
@@ -99,9 +99,9 @@ def test_the_extremes_of_every_number_are_learned_from_or_refused(intake: Intake
     assert intake.dead.failed == intake.refused.total()
     before = scope.total
     for number, value in enumerate(batches(EVENTS, size=40, first=len(bad))):
-        admitted = intake.admit(fetched(value, len(bad) + number))
+        admitted = intake.read(fetched(value, len(bad) + number))
         assert admitted is not None
-        scope.feed(admitted.rows)
+        scope.update(admitted.rows)
     assert scope.total == before + len(EVENTS)
     assert scope.learners.trainer and np.isfinite(scope.learners.trainer.weights).all()
     assert all(np.isfinite(sums).all() for *_, sums in scope._clusters.open.values())
@@ -114,26 +114,28 @@ def test_the_extremes_of_every_number_are_learned_from_or_refused(intake: Intake
         ({"features": {}}, "schema"), ({"sequence": -1}, "range"), ({"rows": 9}, "malformed"),
     ],
 )  # fmt: skip
-def test_reasons_are_told_apart(intake: Intake, change: dict[str, Any], reason: str) -> None:
-    assert intake.admit(fetched(json.dumps({**WIRE, **change}).encode())) is None
+def test_reasons_are_told_apart(intake: RecordReader, change: dict[str, Any], reason: str) -> None:
+    assert intake.read(fetched(json.dumps({**WIRE, **change}).encode())) is None
     assert intake.refused == {reason: 1}
 
 
-def test_a_record_that_comes_again_is_counted_and_not_learned_from_again(intake: Intake) -> None:
+def test_a_record_that_comes_again_is_counted_and_not_learned_from_again(
+    intake: RecordReader,
+) -> None:
     first, second = batches(EVENTS[:40], size=20)
-    admitted = [intake.admit(fetched(value)) for value in (first, second, first)]
+    admitted = [intake.read(fetched(value)) for value in (first, second, first)]
     assert [a is None for a in admitted] == [False, False, True]
     assert (intake.repeated, intake.sequences.duplicates) == (20, 1)
 
 
 def test_records_of_another_feature_schema_are_counted_and_told_once_and_are_no_dead_letters(
-    intake: Intake, caplog: pytest.LogCaptureFixture
+    intake: RecordReader, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(500):
         schema = f"of %s {number}" if number >= 40 else "of the next version"
-        assert intake.admit(fetched(json.dumps({**WIRE, "schema_id": schema}).encode())) is None
+        assert intake.read(fetched(json.dumps({**WIRE, "schema_id": schema}).encode())) is None
     assert intake.refused == {"schema": 500} and not intake.dead.given  # type: ignore[attr-defined]
-    assert intake.admit(fetched(b"no record")) is None
+    assert intake.read(fetched(b"no record")) is None
     assert len(intake.dead.given) == 1  # type: ignore[attr-defined]
     told = [r.getMessage() for r in caplog.records if "feature schema" in r.getMessage()]
     assert len([each for each in told if "of the next version" in each]) == 1
@@ -142,20 +144,20 @@ def test_records_of_another_feature_schema_are_counted_and_told_once_and_are_no_
 
 def relayed(value: bytes, share: float = 1.0, offset: int = 7) -> bytes | None:
     """What an intake makes of a record of drafts."""
-    lessons = lessons_of(Fetched(2, offset, NOW_MS, b"w", value), {ORIGIN.scope: share}, 1e9)
+    lessons = decode_record(Fetched(2, offset, NOW_MS, b"w", value), {ORIGIN.scope: share}, 1e9)
     source = Source(2, offset, share)
-    return encode_lessons(lessons, source) if len(lessons.rows) else None
+    return encode_rows(lessons, source) if len(lessons.rows) else None
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_lesson_holds_what_a_learner_would_have_taken_of_the_drafts_itself(share: float) -> None:
     other = [e._replace(side="suffix", predicted=500.0) for e in EVENTS[:9]]
     (value,) = batches([*other, *EVENTS[9:]], size=len(EVENTS))
-    own = lessons_of(fetched(value), {ORIGIN.scope: share}, 1e9)
-    assert own.passed == 9 and own.predicted < 500.0, "drafts within other limits"
+    own = decode_record(fetched(value), {ORIGIN.scope: share}, 1e9)
+    assert own.foreign == 9 and own.predicted < 500.0, "drafts within other limits"
     wire = relayed(value, share)
     assert wire is not None and (len(own.rows) < len(EVENTS) - 9) == (share < 1.0)
-    lesson = lessons_of(fetched(wire), {}, 1e9)
+    lesson = decode_record(fetched(wire), {}, 1e9)
     for name in COLUMNS:
         assert getattr(lesson.rows, name).tobytes() == getattr(own.rows, name).tobytes(), name
     assert (lesson.scope, lesson.batch.origin, lesson.batch.sequence) == (
@@ -168,51 +170,51 @@ def test_a_lesson_holds_what_a_learner_would_have_taken_of_the_drafts_itself(sha
 
 def test_a_lesson_is_known_again_whatever_lies_between_and_whoever_goes_on() -> None:
     sent = [relayed(value) for value in batches(EVENTS, size=10)][::3]  # the others teach nothing
-    first = Intake(Kept(), relayed=True)
-    assert all(first.admit(fetched(value or b"", n)) for n, value in enumerate(sent[:4]))
-    again = Intake(Kept(), first.sequences, relayed=True)
+    first = RecordReader(Kept(), relayed=True)
+    assert all(first.read(fetched(value or b"", n)) for n, value in enumerate(sent[:4]))
+    again = RecordReader(Kept(), first.sequences, relayed=True)
     admitted = [
-        again.admit(fetched(value or b"", 50 + n)) is not None for n, value in enumerate(sent)
+        again.read(fetched(value or b"", 50 + n)) is not None for n, value in enumerate(sent)
     ]
     assert admitted == [False] * 4 + [True] * (len(sent) - 4)
     assert (again.sequences.duplicates, again.sequences.missing) == (4, 0)
 
 
 def test_nothing_on_the_topic_of_lessons_ends_an_intake_and_drafts_are_no_lessons() -> None:
-    intake = Intake(Kept(), relayed=True)
+    intake = RecordReader(Kept(), relayed=True)
     wire = json.loads(relayed(encode_events(EVENTS[:8], ORIGIN, 0)) or b"")
     wrong: list[Any] = [-1, 2**70, 0.5, 1e-320, "1", None, [], {}]
     sources = [{**wire["source"], name: w} for name in wire["source"] for w in wrong if w != 0.5]
     bad = [json.dumps({**wire, "source": told}).encode() for told in [*sources, *wrong]]
     for offset, value in enumerate([*poison(), *bad]):
-        assert intake.admit(fetched(value, offset)) is None
-    assert intake.admit(fetched(json.dumps(wire).encode())) is not None
-    assert Intake(Kept()).admit(fetched(json.dumps(wire).encode())) is None, "nor the reverse"
+        assert intake.read(fetched(value, offset)) is None
+    assert intake.read(fetched(json.dumps(wire).encode())) is not None
+    assert RecordReader(Kept()).read(fetched(json.dumps(wire).encode())) is None, "nor the reverse"
 
 
-@pytest.mark.parametrize("rows", [lessons.RECORD_ROWS, lessons.RECORD_ROWS + 1])
+@pytest.mark.parametrize("rows", [records.MAX_ROWS, records.MAX_ROWS + 1])
 def test_a_record_that_would_hold_the_loop_for_seconds_is_refused(
-    intake: Intake, rows: int
+    intake: RecordReader, rows: int
 ) -> None:
     """Compressed, it takes some bytes."""
     value = encode_events([EVENTS[0]] * rows, ORIGIN, 0)
-    assert (intake.admit(fetched(value)) is not None) == (rows <= lessons.RECORD_ROWS)
-    assert intake.refused == ({} if rows <= lessons.RECORD_ROWS else {"range": 1})
+    assert (intake.read(fetched(value)) is not None) == (rows <= records.MAX_ROWS)
+    assert intake.refused == ({} if rows <= records.MAX_ROWS else {"range": 1})
 
 
 def test_a_record_of_many_bytes_is_refused_before_it_is_parsed(
-    intake: Intake, monkeypatch: pytest.MonkeyPatch
+    intake: RecordReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lessons, "decode_batch", None)
-    assert intake.admit(fetched(b" " * (lessons.RECORD_BYTES + 1))) is None
+    monkeypatch.setattr(records, "decode_batch", None)
+    assert intake.read(fetched(b" " * (records.MAX_BYTES + 1))) is None
     assert intake.refused == {"range": 1}
 
 
 @pytest.mark.parametrize("stamp", [-(2**60), -1, 0, 1_700_000_000, 10**15, 2**60])
 def test_a_stamp_in_another_unit_refuses_no_event_and_admits_none_of_another_century(
-    intake: Intake, stamp: int
+    intake: RecordReader, stamp: int
 ) -> None:
     now, later = EVENTS[0]._replace(time=time.time()), EVENTS[0]._replace(time=4e9)
     for sequence, (event, admitted) in enumerate([(now, True), (later, False)]):
         value = encode_events([event], ORIGIN, sequence)
-        assert (intake.admit(Fetched(0, 0, stamp, b"w", value)) is not None) == admitted
+        assert (intake.read(Fetched(0, 0, stamp, b"w", value)) is not None) == admitted

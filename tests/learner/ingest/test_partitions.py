@@ -20,7 +20,7 @@ from decoder.kafka import clients, compacted
 from decoder.policy.probes import to_bytes
 from learner.ingest import group, source
 from learner.ingest.source import EventSource
-from learner.ingest.workers import Workers
+from learner.ingest.statuses import StatusReader
 from learner.lease import Lease
 from learner.release import publish
 from learner.release.publish import PolicyPublisher
@@ -201,15 +201,15 @@ def test_a_learner_hears_a_worker_whose_status_lies_on_an_added_partition(
     def status(scope: str) -> bytes:
         return WorkerStatus(process=scope, scope=scope, time=1.0).model_dump_json().encode()
 
-    with closing(Workers(broker.kafka)) as workers:
+    with closing(StatusReader(broker.kafka)) as workers:
         send(broker.kafka, STATUS.name, *[status("one")] * 3, partition=0)
-        until(lambda: workers.knows("one"))
+        until(lambda: workers.is_known("one"))
         add_partitions(broker, STATUS, 3)
         send(broker.kafka, STATUS.name, status("two"), partition=2)
-        until(lambda: workers.knows("two"))
+        until(lambda: workers.is_known("two"))
         make_anew(broker, STATUS, 1)
         send(broker.kafka, STATUS.name, status("three"), partition=0)
-        until(lambda: workers.knows("three"))
+        until(lambda: workers.is_known("three"))
 
 
 def test_a_lease_is_held_on_through_partitions_that_are_added_and_a_topic_made_anew(
@@ -218,7 +218,7 @@ def test_a_lease_is_held_on_through_partitions_that_are_added_and_a_topic_made_a
     with closing(Lease(broker.kafka, "one")) as lease:
 
         def renewed() -> bool:
-            lease.turn({"scope": 0})
+            lease.renew({"scope": 0})
             return lease.holds("scope", 19.0)
 
         for change in (None, add_partitions, make_anew):
@@ -240,7 +240,7 @@ def test_records_of_added_partitions_and_of_a_topic_made_anew_are_read(
 
             def look() -> bool:
                 records = reader.poll(0.05)
-                reader.done(records)
+                reader.acknowledge(records)
                 found.extend(record.value for record in records)
                 return value in found
 
@@ -257,11 +257,13 @@ def test_records_of_added_partitions_and_of_a_topic_made_anew_are_read(
 
 
 def test_a_member_of_a_group_gets_partitions_that_are_added(broker: Broker) -> None:
-    with closing(group.Group(broker.kafka, DRAFTS, "test", keeps=True)) as member:
-        until(lambda: member.turn() or member.owned == {0}, "its first partition")
+    with closing(group.GroupMember(broker.kafka, DRAFTS, "test", commits=True)) as member:
+        until(lambda: member.update() or member.assignment.owned == {0}, "its first partition")
         add_partitions(broker, DRAFTS, 3)
-        until(lambda: member.turn() or member.owned == {0, 1, 2}, "the partitions added")
-        assert member.part.count == 3, "keys are looked for on all of them"
+        until(
+            lambda: member.update() or member.assignment.owned == {0, 1, 2}, "the partitions added"
+        )
+        assert member.assignment.count == 3, "keys are looked for on all of them"
 
 
 def test_who_looks_on_sees_what_lies_on_added_partitions(broker: Broker) -> None:
@@ -308,7 +310,7 @@ def test_a_learner_that_never_reads_its_claims_says_so(
     broker: Broker, clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(Lease(broker.kafka, "one")) as lease:
-        until(lambda: lease.turn({"scope": 0}) or lease.holds("scope"))  # type: ignore[func-returns-value]
-        assert "does not keep" not in caplog.text
-        monkeypatch.setattr(lease._log, "read", lambda: True)
-        until(lambda: lease.turn({"scope": 0}) or "does not keep what is written" in caplog.text)  # type: ignore[func-returns-value]
+        until(lambda: lease.renew({"scope": 0}) or lease.holds("scope"))  # type: ignore[func-returns-value]
+        assert "does not retain" not in caplog.text
+        monkeypatch.setattr(lease._topic, "read", lambda: True)
+        until(lambda: lease.renew({"scope": 0}) or "does not retain records" in caplog.text)  # type: ignore[func-returns-value]

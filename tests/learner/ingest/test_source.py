@@ -42,7 +42,7 @@ def read_all(source: EventSource, count: int) -> list[bytes]:
     def read() -> None:
         records = source.poll(0.05)
         found.extend(record.value for record in records)
-        source.done(records)
+        source.acknowledge(records)
 
     until(lambda: len(found) >= count, f"{count} records", turn=read, pause=0.0)
     return found
@@ -65,9 +65,9 @@ def test_what_cannot_be_unpacked_is_passed_over_counted_and_said(
 
 def test_a_clock_that_is_ahead_does_not_hide_how_old_the_next_records_are() -> None:
     source = EventSource(KafkaSettings(), {})
-    source.done([Fetched(0, 0, 4_000_000_000_000, None, b"")])
+    source.acknowledge([Fetched(0, 0, 4_000_000_000_000, None, b"")])
     assert 0.0 < source.read_at <= time.time()
-    source.done([Fetched(0, 1, 1_000_000, None, b""), Fetched(0, 2, 3_000_000, None, b"")])
+    source.acknowledge([Fetched(0, 1, 1_000_000, None, b""), Fetched(0, 2, 3_000_000, None, b"")])
     assert source.read_at == 3_000.0
 
 
@@ -77,7 +77,7 @@ def test_an_offset_that_is_not_there_any_more_is_read_from_the_earliest(
     produce(broker.kafka, batches(EVENTS))
     source = reading(broker, {0: 100})
     read_all(source, 4)
-    assert source.offsets == {0: 4} and "was made anew" in caplog.text
+    assert source.offsets == {0: 4} and "was recreated" in caplog.text
     source.close()
 
 
@@ -101,10 +101,10 @@ def test_a_topic_made_anew_while_nobody_read_is_read_whole_however_far_it_has_gr
     assert read_all(before, 20) == numbered("old", 20)
     before.close()
     made_anew(broker, numbered("new", 50))
-    after = reading(broker, before.offsets, marks=before.marks)
+    after = reading(broker, before.offsets, fingerprints=before.fingerprints)
     assert read_all(after, 50) == numbered("new", 50)
     assert after.offsets == {0: 50} and after.skipped == after.lag() == 0
-    assert "was made anew" in caplog.text
+    assert "was recreated" in caplog.text
     after.close()
 
 
@@ -118,7 +118,7 @@ def test_a_topic_made_anew_under_a_reader_is_read_whole(
     made_anew(broker, numbered("new", 50))
     found: set[bytes] = set()
     until(lambda: found.update(read_all(source, 1)) or found >= {*numbered("new", 50)})
-    until(lambda: source.offsets == {0: 50}, turn=lambda: source.done(source.poll(0.05)))
+    until(lambda: source.offsets == {0: 50}, turn=lambda: source.acknowledge(source.poll(0.05)))
     assert source.skipped == 0
     source.close()
 
@@ -134,9 +134,9 @@ def test_a_reader_that_looks_back_reads_nothing_twice_and_misses_nothing(
         if turn == 2:
             produce_unreadable(broker.kafka)
         assert read_all(source, 70) == values
-    source.done(source.poll(0.1))
+    source.acknowledge(source.poll(0.1))
     source.close()
-    again = reading(broker, source.offsets, marks=source.marks)
+    again = reading(broker, source.offsets, fingerprints=source.fingerprints)
     produce(broker.kafka, numbered("last", 3))
     assert read_all(again, 3) == numbered("last", 3)
     assert (source.skipped, again.skipped, again.offsets) == (1, 0, {0: 284})
@@ -145,7 +145,7 @@ def test_a_reader_that_looks_back_reads_nothing_twice_and_misses_nothing(
 
 def test_what_was_removed_before_it_was_read_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     source = EventSource(KafkaSettings(), {0: 5}, skipped=1)
-    source.done([at(0, 9), at(1, 700), at(0, 10), at(1, 701)])
+    source.acknowledge([at(0, 9), at(1, 700), at(0, 10), at(1, 701)])
     assert source.offsets == {0: 11, 1: 702} and source.skipped == 5
     assert "4 records of partition 0 were removed" in caplog.text
 
@@ -184,10 +184,10 @@ def test_what_retention_has_emptied_is_not_waited_for(monkeypatch: pytest.Monkey
     )
     source = EventSource(KafkaSettings(), {0: 5})
     monkeypatch.setattr(source, "_consumer", answers)
-    source.done([])
+    source.acknowledge([])
     assert source.lag() == 1795 and not source.caught_up
     source._assign()
-    source.done([])
+    source.acknowledge([])
     assert source.lag() == 0 and source.caught_up
 
 
@@ -204,7 +204,7 @@ def test_what_retention_removes_while_it_is_looked_at_ends_no_reader(
         position=lambda place: 10,
         poll=lambda timeout_ms: {place: [record]},
     )
-    source = EventSource(KafkaSettings(), {0: 8}, marks={0: (5, 0, 0)})
+    source = EventSource(KafkaSettings(), {0: 8}, fingerprints={0: (5, 0, 0)})
     monkeypatch.setattr(source, "_consumer", answers)
     for _ in range(2):
         source._assign()
@@ -215,13 +215,13 @@ def test_a_broker_that_is_away_is_heard_to_be_silent(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "PARTITIONS_SECONDS", 0.5)
-    monkeypatch.setattr(sources, "ENDS_MS", 200)
+    monkeypatch.setattr(sources, "BEGINNINGS_MS", 200)
     source = reading(broker)
     for _ in range(3):
         source.poll(0.4)
-    until(lambda: source.silent_seconds() == 0.0, "its word", turn=lambda: source.poll(0.1))
+    until(lambda: source.unreachable_seconds() == 0.0, "its word", turn=lambda: source.poll(0.1))
     broker.stop()
-    until(lambda: source.silent_seconds() > 0.0, "its silence", turn=lambda: source.poll(0.1))
+    until(lambda: source.unreachable_seconds() > 0.0, "its silence", turn=lambda: source.poll(0.1))
     broker.child = Broker(tmp_path, broker.port).child  # heard again when it is back
-    until(lambda: source.silent_seconds() == 0.0, "its word", turn=lambda: source.poll(0.1))
+    until(lambda: source.unreachable_seconds() == 0.0, "its word", turn=lambda: source.poll(0.1))
     source.close()

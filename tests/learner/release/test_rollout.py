@@ -158,4 +158,4 @@ def test_a_rollout_goes_on_from_a_snapshot() -> None:
         waits.take(early, NOW)
     for each in (rollout, Rollout(), waits):
         tree = checkpoint.unpack(checkpoint.pack({"scope": each}))
-        assert checkpoint.made(Rollout, tree["scope"]) == each
+        assert checkpoint.restore(Rollout, tree["scope"]) == each

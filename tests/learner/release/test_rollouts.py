@@ -56,7 +56,7 @@ def test_a_candidate_that_is_worse_is_dropped(stage: Stage) -> None:
     assert "moved_at" not in tags and tags["trial_against"] == "1"
     assert stage.standing == Standing(SCOPE, champion=1) and is_withdrawn(stage.kafka)
     assert last.rollout == "" and "slower than the champion" in last.rollout_said
-    assert last.rounds_refused == 4 and learner.scopes.awake[SCOPE].version == 1
+    assert last.rounds_refused == 4 and learner.scopes.loaded[SCOPE].version == 1
 
 
 def test_a_comparison_that_fails_is_given_up_and_ends_nothing_else(
@@ -99,7 +99,7 @@ def test_one_that_is_faster_is_promoted_and_watched(
     assert "a loss of 10% is excluded" in tags["why"] and float(tags["trial_low"]) > 1.0
     assert (crew.shares[0], crew.shares[-1]) == ((3, 0.1), (1, 0.1))
     assert tags["watch_against"] == "1" and float(tags["watch_ratio"]) > 1.0
-    assert learner.scopes.awake[SCOPE].version == 3 and is_withdrawn(stage.kafka)
+    assert learner.scopes.loaded[SCOPE].version == 3 and is_withdrawn(stage.kafka)
     assert caplog.text.count("version 3 is watched in comparison with version 1") == 1
 
 
@@ -107,19 +107,19 @@ def test_one_that_is_forced_through_is_rolled_back_though_a_lease_is_lost_in_mid
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     learner = stage.learner()
-    for known in (learner.rollouts.of, learner.scopes.awake):
+    for known in (learner.rollouts.of, learner.scopes.loaded):
         step_until(learner, lambda known=known: SCOPE in known)
     step_until(learner, lambda: learner.rollouts.of[SCOPE].champion == 1)
-    step_until(learner, lambda: learner.scopes.awake[SCOPE].version == 1)
+    step_until(learner, lambda: learner.scopes.loaded[SCOPE].version == 1)
     stage.registry.move(SCOPE, "champion", 2, "somebody", "it looks good")
     crew = stage.workers({2: 0.8})
     with monkeypatch.context() as lost:
         lost.setattr(learner.registrar, "_may", lambda scope: False)
-        work(learner, lambda: learner.scopes.awake[SCOPE].version == 2, crew)
+        work(learner, lambda: learner.scopes.loaded[SCOPE].version == 2, crew)
         work(learner, lambda: "the lease is lost" in caplog.text, crew)
     work(learner, lambda: stage.standing.champion == 1, crew)
     step_until(learner, lambda: on_trial(learner) == 0)
-    step_until(learner, lambda: learner.scopes.awake[SCOPE].version == 1)
+    step_until(learner, lambda: learner.scopes.loaded[SCOPE].version == 1)
     stop(learner)
     back, forced = stage.tags(1), stage.tags(2)
     assert back["moved_by"] == learner.lease.holder
@@ -134,7 +134,7 @@ def test_a_persons_move_wins_and_ends_the_trial(stage: Stage) -> None:
     crew = stage.workers({3: 1.0}, noise=0.5)
     work(learner, lambda: len(pairs_of(learner)) > 20, crew)
     stage.name("champion", 2)
-    work(learner, lambda: learner.scopes.awake[SCOPE].version == 2, crew)
+    work(learner, lambda: learner.scopes.loaded[SCOPE].version == 2, crew)
     work(learner, stage.tagged(3, trial="ended"), crew)
     work(learner, lambda: on_trial(learner) == 1, crew)  # put in force by hand, it is watched
     stop(learner)

@@ -80,12 +80,12 @@ def test_what_is_in_force_stays_where_its_version_is_gone(
 
     def serves() -> bool:
         last = learner.publisher.published.last(SCOPE)
-        return last is not None and learner.scopes.awake[SCOPE].version == last.version
+        return last is not None and learner.scopes.loaded[SCOPE].version == last.version
 
     def step_until(done: Callable[[], bool]) -> None:
         until(done, turn=learner.step)
 
-    step_until(lambda: SCOPE in learner.scopes.awake and serves())
+    step_until(lambda: SCOPE in learner.scopes.loaded and serves())
     GONE[gone](stage, client_of(stage.registry), stage.registry.standing(SCOPE).name)
 
     def again() -> bool:
@@ -95,7 +95,7 @@ def test_what_is_in_force_stays_where_its_version_is_gone(
     step_until(again)
     champion = stage.standing.champion
     assert champion is not None
-    step_until(lambda: serves() and learner.scopes.awake[SCOPE].version == champion)
+    step_until(lambda: serves() and learner.scopes.loaded[SCOPE].version == champion)
     assert stage.registry.digest(SCOPE, champion) == digest_of(SERVED)
     step_until(lambda: any("no champion any more" in line for line in lines(caplog)))
     assert sum("no champion any more" in line for line in lines(caplog)) == 1

@@ -14,11 +14,11 @@ from decoder.contracts.events import Origin, decode_batch
 from decoder.contracts.trials import HOLDOUT_VARIANTS, OWN_DRAFTS, SUFFIX
 from decoder.experiment.variants import STOCK
 from decoder.policy.rule import ARMS
-from learner.checkpoint import made, pack, unpack
+from learner.checkpoint import pack, restore, unpack
 from learner.ingest import sequences
-from learner.ingest.lessons import lessons_of
+from learner.ingest.records import decode_record
+from learner.ingest.sampling import HeadSampler
 from learner.ingest.sequences import Sequences
-from learner.ingest.shares import Shares
 from learner.ingest.source import Fetched
 from learner.training.rows import COLUMNS, Buffer, Rows, from_batch, hash_id
 from tests.decoder.experiment.test_router_variants import decode, playing
@@ -124,10 +124,10 @@ def test_goes_on_in_any_size() -> None:
 
 def test_clocks_apart_change_nothing_of_how_many_are_learned_from() -> None:
     """Two workers with five hundred drafts a second each, whose clocks are two seconds apart."""
-    shares, kept = Shares(100.0), []
+    shares, kept = HeadSampler(100.0), []
     events = Traffic(seed=3).events(100, each=5)
     for second in range(30):
-        shares.look(float(second), live=True, holds=lambda _: True)
+        shares.adjust(float(second), live=True, holds=lambda _: True)
         kept.append(0)
         for life, behind in enumerate((0.0, 2.0)):
             told = [
@@ -137,7 +137,7 @@ def test_clocks_apart_change_nothing_of_how_many_are_learned_from() -> None:
                 for i, e in enumerate(events)
             ]
             value = encode_events(told, Origin("s", "w", f"{life:02x}"), second)
-            lessons = lessons_of(Fetched(0, 0, 0, None, value), shares, 1e9 + second)
+            lessons = decode_record(Fetched(0, 0, 0, None, value), shares, 1e9 + second)
             whole = np.isin(from_events(told).request, lessons.rows.request)
             assert whole.sum() == len(lessons.rows) and lessons.drafts == 500
             shares.count("s", lessons.drafts)
@@ -146,12 +146,12 @@ def test_clocks_apart_change_nothing_of_how_many_are_learned_from() -> None:
 
 
 def test_the_share_follows_what_comes_live_and_is_the_holders() -> None:
-    shares = Shares(100.0, {"mine": 0.25, "theirs": 0.25})
+    shares = HeadSampler(100.0, {"mine": 0.25, "theirs": 0.25})
 
     def second(now: float, drafts: int, live: bool = True) -> None:
         shares.count("mine", drafts)
         shares.count("theirs", drafts)
-        shares.look(now, live, "mine".__eq__)
+        shares.adjust(now, live, "mine".__eq__)
 
     for now in range(30):  # a backlog, as fast as it is read
         second(now, 100_000, live=False)
@@ -159,27 +159,27 @@ def test_the_share_follows_what_comes_live_and_is_the_holders() -> None:
     for now in range(30, 60):
         second(now, 10)
     assert dict(shares) == {"theirs": 0.25}
-    shares.follow({"theirs": 1.0, "mine": 0.5, "made-up": 0.0})
+    shares.adopt({"theirs": 1.0, "mine": 0.5, "made-up": 0.0})
     assert shares["mine"] == 0.5 and "theirs" not in shares and shares["made-up"] > 0.0
 
 
 def test_shares_of_scopes_that_are_made_up_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("learner.ingest.shares.MOST", 10)
-    shares = Shares(100.0)
+    monkeypatch.setattr("learner.ingest.sampling.MAX_SCOPES", 10)
+    shares = HeadSampler(100.0)
     for second in range(20):
-        shares.follow({f"made up {second} {n}": 0.5 for n in range(8)} | {"theirs": 0.25})
+        shares.adopt({f"made up {second} {n}": 0.5 for n in range(8)} | {"theirs": 0.25})
     assert len(shares) == 10 and shares["theirs"] == 0.25
 
 
 def test_where_reading_falls_ever_further_behind_less_is_learned_from() -> None:
-    shares = Shares(100.0)
+    shares = HeadSampler(100.0)
     for now in range(60):
         shares.count("s", 8_000)
-        shares.look(float(now), False, lambda _: True, behind=100 + 50 * now)
+        shares.adjust(float(now), False, lambda _: True, lag=100 + 50 * now)
     assert shares["s"] <= 100.0 / 8_000
     for now in range(60, 120):  # it catches up: what is read says nothing of what comes
         shares.count("s", 10)
-        shares.look(float(now), False, lambda _: True, behind=5_000 - 50 * (now - 60))
+        shares.adjust(float(now), False, lambda _: True, lag=5_000 - 50 * (now - 60))
     assert shares["s"] <= 100.0 / 8_000
 
 
@@ -191,7 +191,7 @@ def test_gaps_and_duplicates_are_counted_for_each_life_and_partition() -> None:
     ):  # fmt: skip
         read.admit(life, partition, sequence)
     assert (read.missing, read.duplicates) == (2, 2)
-    again = made(Sequences, unpack(pack({"read": read}))["read"])
+    again = restore(Sequences, unpack(pack({"read": read}))["read"])
     again.admit("a", 0, 10)
     again.admit("b", 0, 4)
     again.admit("a", 1, 0)
@@ -199,7 +199,7 @@ def test_gaps_and_duplicates_are_counted_for_each_life_and_partition() -> None:
 
 
 def test_lives_not_heard_of_for_long_are_forgotten(monkeypatch) -> None:
-    monkeypatch.setattr(sequences, "LIVES", 3)
+    monkeypatch.setattr(sequences, "MAX_INCARNATIONS", 3)
     read = Sequences()
     for number in range(10):
         read.admit(f"life-{number}", 0, 0)
@@ -209,7 +209,7 @@ def test_lives_not_heard_of_for_long_are_forgotten(monkeypatch) -> None:
 def test_a_life_counts_once_however_many_partitions_it_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sequences, "LIVES", 3)
+    monkeypatch.setattr(sequences, "MAX_INCARNATIONS", 3)
     read = Sequences()
     for sequence in (0, 1):
         for life in "abc":
@@ -224,8 +224,8 @@ def test_a_number_from_far_ahead_silences_nobody_however_often_one_is_forged() -
         assert read.admit("a", 0, sequence)
         for forged in (2**53 - sequence, 2**40 + 2 * sequence):
             read.admit("a", 0, forged)
-        read = made(Sequences, unpack(pack({"read": read}))["read"])
-    assert read.missing < 1_000 and len(read.came["a"][0]) <= sequences.RUNS
+        read = restore(Sequences, unpack(pack({"read": read}))["read"])
+    assert read.missing < 1_000 and len(read.came["a"][0]) <= sequences.MAX_RUNS
 
 
 @pytest.mark.parametrize("every", [3, 50])
@@ -237,7 +237,7 @@ def test_a_topic_that_is_read_again_is_known_whole_however_many_records_were_los
     assert all(read.admit("a", 0, number) for number in came)
     assert not any(read.admit("a", 0, number) for number in came), "none teaches twice"
     assert read.missing == len([n for n in range(1, 2_000) if n % every == 0])
-    assert len(read.came["a"][0]) <= sequences.RUNS
+    assert len(read.came["a"][0]) <= sequences.MAX_RUNS
 
 
 def test_who_forges_numbers_near_those_of_a_life_silences_few_of_its_records() -> None:
@@ -247,4 +247,4 @@ def test_who_forges_numbers_near_those_of_a_life_silences_few_of_its_records() -
         if number % 100 == 0:
             forged += 1
             read.admit("a", 0, number + 5_000)
-    assert silenced <= forged * sequences.FILLED
+    assert silenced <= forged * sequences.MAX_FILLED_GAP

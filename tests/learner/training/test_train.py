@@ -81,7 +81,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_there_had_been_none(kind: Kind
     trainer = train.start(kind, train.normaliser(ROWS.features), networks=2)
     train.update(trainer, ROWS.take(np.arange(512)), 128)
     told = checkpoint.unpack(checkpoint.pack({"trainer": trainer}))
-    again = checkpoint.made(train.Trainer, told["trainer"])
+    again = checkpoint.restore(train.Trainer, told["trainer"])
     for one in (trainer, again):
         train.update(one, ROWS.take(np.arange(512, 1024)), 128)
     assert np.array_equal(trainer.weights, again.weights)

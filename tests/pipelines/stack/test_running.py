@@ -19,8 +19,8 @@ from rich.text import Text
 from decoder.contracts.errors import ModelError, ProcessError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, POLICY, STATUS, TRIALS
-from learner.home import lock
-from learner.topics import make_right
+from learner.state_dir import lock
+from learner.topics import ensure_topics
 from pipelines import machine
 from pipelines.stack import broker, processes
 from pipelines.stack.running import (
@@ -181,7 +181,7 @@ def test_an_observer_reads_on_whatever_comes_and_records_survive_a_restart_of_th
     (one,) = rounds(1, 3.0, 1.0, {"champion": 40.0})
     broker = start_broker(port, data, log)
     try:
-        make_right(kafka)
+        ensure_topics(kafka)
         send(kafka, DRAFTS.name, encode_events([event(0, 1.0)], ORIGIN, 0))
         ledger = _Stumbling(WORKER)
         with Observer(kafka, ledger) as observer:

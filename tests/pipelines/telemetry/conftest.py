@@ -23,11 +23,11 @@ from decoder.policy.first import first_policy
 from decoder.telemetry.supervisor import Supervisor
 from learner.ingest.dead_letters import DeadLetters
 from learner.ingest.source import Fetched
-from learner.intake import Relay
+from learner.intake import Intake
 from learner.lease import Lease
 from learner.release.publish import PolicyPublisher
 from learner.status import StatusProducer
-from learner.topics import make_right
+from learner.topics import ensure_topics
 from tests.conftest import until
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry import broker
@@ -84,8 +84,8 @@ def of_worker(kafka: KafkaSettings) -> None:
 
 def of_intake(kafka: KafkaSettings) -> None:
     """Lessons, out of what a worker has sent, and a status."""
-    relay = Relay(kafka)
-    until(lambda: relay.step() or relay.intake.records)
+    relay = Intake(kafka)
+    until(lambda: relay.step() or relay.reader.records)
     relay.close()
 
 
@@ -131,7 +131,7 @@ def spread(kafka: KafkaSettings, partitions: int = 3) -> None:
         admin.delete_topics([DRAFTS.name])
     admin.create_topics([NewTopic(DRAFTS.name, partitions, 1)])
     close(admin)
-    make_right(kafka)
+    ensure_topics(kafka)
 
 
 def events(first: int, count: int, ago: float = 60.0) -> list[DraftEvent]:

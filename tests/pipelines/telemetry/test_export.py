@@ -21,7 +21,7 @@ from decoder.contracts.fields import COLUMNS
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from decoder.kafka.clients import open_admin
-from learner.home import LOCK, lock
+from learner.state_dir import LOCK, lock
 from pipelines import machine
 from pipelines.cli import app
 from pipelines.reports import atomic_write

@@ -16,7 +16,7 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import ModelError, TraceError
 from decoder.contracts.features import FEATURES
 from decoder.policy.probes import to_bytes
-from learner.home import lock
+from learner.state_dir import lock
 from pipelines import embedded, machine
 from pipelines.cli import app
 from pipelines.lab.replay import costs, recording, study

@@ -1,4 +1,4 @@
-"""A folder that holds state: one process at a time; and the name a learner keeps in its own."""
+"""Lock of a state directory, for one process at a time, and the id of the learner that owns it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import IO, Final
 from decoder.contracts.errors import SettingsError
 
 LOCK: Final = "lock"
-"""The file that is locked; it is never removed, or two processes could hold two of that name."""
+"""The locked file. It is never removed, or two processes could hold two files of this name."""
 
 
 def lock(folder: Path) -> IO[str]:
-    """Take ``folder``, which is made if it is not there, until the returned file is closed or the
-    process ends.
+    """Lock ``folder``, creating it if needed, until the returned file is closed or the process
+    ends.
 
     Raises:
-        BlockingIOError: another process holds it.
-        OSError: it cannot be written, or its file system has no locks.
+        BlockingIOError: another process holds the lock.
+        OSError: the folder is not writable, or its file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / LOCK).open("a")
@@ -35,11 +35,7 @@ def lock(folder: Path) -> IO[str]:
 
 
 def clear(folder: Path) -> None:
-    """Remove what a locked ``folder`` holds, but for its lock.
-
-    Raises:
-        OSError: something cannot be removed.
-    """
+    """Remove the contents of a locked ``folder``, except the lock; raises OSError."""
     for each in folder.iterdir():
         if each.is_dir() and not each.is_symlink():
             shutil.rmtree(each)
@@ -48,17 +44,17 @@ def clear(folder: Path) -> None:
 
 
 @contextmanager
-def occupied(folder: Path) -> Iterator[None]:
-    """Have ``folder`` for oneself until the block ends, or the process does.
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a learner's state directory for the block.
 
     Raises:
-        SettingsError: another learner has it, or it cannot be used.
+        SettingsError: another learner uses it, or it is unusable.
     """
     try:
         file = lock(folder)
     except BlockingIOError as error:
         raise SettingsError(
-            f"another learner works in {folder}: give this one a folder of its own, "
+            f"another learner uses {folder}: give this one a folder of its own, "
             "HVD_LEARNER_STATE_DIR."
         ) from error
     except OSError as error:
@@ -67,21 +63,21 @@ def occupied(folder: Path) -> Iterator[None]:
         yield
 
 
-def holder_of(folder: Path) -> str:
-    """What whoever works in ``folder`` is called: made once, so that a learner that starts again
-    has its own leases at once.
+def learner_id(folder: Path) -> str:
+    """The id of the learner in ``folder``, created once: after a restart its leases are still its
+    own.
 
     Raises:
-        SettingsError: the folder cannot be used.
+        SettingsError: the folder is unusable.
     """
-    path, fresh = folder / "holder", folder / "holder.new"
+    path, new = folder / "holder", folder / "holder.new"
     try:
         name = path.read_text().strip() if path.exists() else ""
-        if not name:  # none was made, or none that a disk had room for
+        if not name:  # it is also empty after a full disk
             name = f"learner-{secrets.token_hex(8)}"
             folder.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(f"{name}\n")
-            fresh.replace(path)
+            new.write_text(f"{name}\n")
+            new.replace(path)
     except (OSError, UnicodeDecodeError) as error:
         raise _unusable(folder, error) from error
     return name
@@ -89,6 +85,6 @@ def holder_of(folder: Path) -> str:
 
 def _unusable(folder: Path, error: Exception) -> SettingsError:
     return SettingsError(
-        f"{folder} cannot be used ({error}): name a folder that this process may write and lock "
-        "files in, by HVD_LEARNER_STATE_DIR."
+        f"{folder} is unusable ({error}): set HVD_LEARNER_STATE_DIR to a folder in which this "
+        "process may write and lock files."
     )
