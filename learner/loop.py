@@ -32,16 +32,16 @@ from learner.ingest.source import EventSource, Fetched
 from learner.ingest.statuses import StatusReader
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.page import Health, serve_page
-from learner.release.publish import PolicyPublisher
+from learner.release.publisher import PolicyPublisher
 from learner.release.registrar import Registrar
 from learner.release.registrations import (
     INITIAL,
     Answer,
-    Moved,
+    MoveResult,
     first_registration,
     registration_of,
 )
-from learner.release.registry import Registry, Standing
+from learner.release.registry import AliasState, Registry
 from learner.release.rollouts import Rollouts
 from learner.scope import Scope
 from learner.settings import LearnerSettings
@@ -77,11 +77,9 @@ class Learner:
         self.scopes = stored.scopes
         self.faults = stored.faults
         holder = learner_id(settings.state_dir)
-        self.group = (
-            GroupMember(kafka, LESSONS, GROUP, commits=False, instance=holder)
-            if settings.topic is LESSONS
-            else None
-        )
+        self.group: GroupMember | None = None
+        if settings.topic is LESSONS:
+            self.group = GroupMember(kafka, LESSONS, GROUP, commits=False, instance=holder)
         self.source = EventSource(
             kafka, stored.offsets, stored.skipped, settings.topic, stored.marks, self.group
         )
@@ -109,13 +107,12 @@ class Learner:
         )  # fmt: skip
         self.status = StatusProducer(kafka)
         self.health = Health()
-        self.standings: Mapping[str, Standing] = {}
-        self._unpublished = set[str]()  # scopes with a policy missing on the policy topic
-        self._slice_at = 0
+        self.aliases: Mapping[str, AliasState] = {}
+        self._unpublished, self._slice_at = set[str](), 0  # scopes missing on the policy topic
         self._limited_log = LimitedLog()
         self._aliases_known = False
-        self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self._written_at = time.monotonic()
+        self._checkpoint_at = self._written_at + CHECKPOINT_SECONDS
         self._follow_at = self._status_at = 0.0
 
     def step(self) -> None:
@@ -153,8 +150,8 @@ class Learner:
         reader, source, rollouts = self.reader, self.source, self.rollouts
         current = state.State(
             self.scopes,
-            waiting=self.registrar.waiting(),
-            rollouts=rollouts.of,
+            waiting=self.registrar.pending(),
+            rollouts=rollouts.by_scope,
             offsets=source.offsets,
             marks=source.fingerprints,
             skipped=source.skipped,
@@ -162,7 +159,7 @@ class Learner:
             refused=reader.refused,
             repeated=reader.repeated,
             faults=self.faults,
-            published=dict(self.publisher.published.numbers),
+            published=dict(self.publisher.topic.numbers),
             round_offsets=rollouts.source.offsets,
             round_marks=rollouts.source.fingerprints,
             round_sequences=rollouts.sequences,
@@ -206,7 +203,7 @@ class Learner:
             if source is not None and not self.lease.holds(name):
                 self.sampler.adopt({name: source.share})
             self.sampler.count(name, decoded.drafts)
-            self.rollouts.hear(name)
+            self.rollouts.record_traffic(name)
             self._learn(decoded, record)
 
     def _learn(self, decoded: DraftRecord, record: Fetched) -> None:
@@ -221,7 +218,7 @@ class Learner:
             candidate = scope.take_candidate()
             offsets = self.source.offsets | {record.partition: record.offset + 1}
             if candidate is not None:
-                self.registrar.hand(registration_of(scope, candidate, offsets))
+                self.registrar.submit(registration_of(scope, candidate, offsets))
                 log.info("scope %s: a candidate won: %s", name, candidate.reason)
         except Exception:  # noqa: BLE001 -- one record must not end the learner, nor this scope
             self._limited_log.exception(
@@ -231,18 +228,17 @@ class Learner:
             self.scopes.discard(name, "fault")
             return
         if alarms:
-            mae = scope.skill.figures()["mae"]
-            log.info("scope %s: traffic changed, MAE now %.2f tokens", name, mae)
+            log.info("scope %s: traffic changed, MAE %.2f", name, scope.skill.figures()["mae"])
 
     def _established(self) -> set[str]:
         """Scopes that belong in the registry."""
         active = {name for name, s in self.scopes.loaded.items() if s.total >= ESTABLISHED}
-        return active | {each.policy.scope for each in self.registrar.waiting()}
+        return active | {each.policy.scope for each in self.registrar.pending()}
 
     def _wanted(self) -> dict[str, int]:
         """Scopes to lease, unpublished ones among them, with their last known terms."""
-        term = self.publisher.published.term
-        wanted = self._established() | self._unpublished | self.rollouts.open()
+        term = self.publisher.topic.term
+        wanted = self._established() | self._unpublished | self.rollouts.active()
         return {name: term(name) for name in sorted(wanted) if self._owns(name)}
 
     def _owns(self, scope: str) -> bool:
@@ -251,28 +247,20 @@ class Learner:
 
     def _due(self, scope: str) -> dict[str, tuple[int, float]]:
         """By role, version and share of policies missing on the policy topic."""
-        served = self.standings.get(scope, Standing(scope)).served
+        served = self.aliases.get(scope, AliasState(scope)).served
         due = {CHAMPION: (served, 0.0) if served else None, TRIAL: self.rollouts.due(scope)}
-        last = {role: self.publisher.published.last(scope, role) for role in due}
-        current = {role: policy and (policy.version, policy.share) for role, policy in last.items()}
-        return {role: each for role, each in due.items() if each and each != current[role]}
-
-    def _sendable(self, scope: str) -> dict[str, tuple[int, float]]:
-        """Due policies that are not in flight, nor just sent in vain."""
-        waits = self.publisher.waits
-        due = self._due(scope) if self.publisher.current else {}
-        return {role: each for role, each in due.items() if not waits(scope, role, *each)}
+        return self.publisher.missing(scope, due)
 
     def _receive(self, answer: Answer) -> None:
         if isinstance(answer, dict):
-            self.standings, self._aliases_known = answer, True
+            self.aliases, self._aliases_known = answer, True
             self._follow_at = 0.0
         elif isinstance(answer, Policy):
             self._serve(answer)
-        elif isinstance(answer, Moved):
-            if answer.standing is not None:  # newer than the last listing
-                self.standings = {**self.standings, answer.move.scope: answer.standing}
-            self.rollouts.moved(answer)
+        elif isinstance(answer, MoveResult):
+            if answer.aliases is not None:  # newer than the last listing
+                self.aliases = {**self.aliases, answer.request.scope: answer.aliases}
+            self.rollouts.resolve(answer)
             self._follow_at = self._checkpoint_at = 0.0
         else:
             self._checkpoint_at = 0.0
@@ -280,7 +268,7 @@ class Learner:
     def _follow(self) -> None:
         """Request served policies that are not yet in force here, or missing on the topic."""
         self._follow_at = time.monotonic() + FOLLOW_SECONDS
-        self.publisher.follow()
+        self.publisher.read_in_background()
         if not self._aliases_known:
             return
         aliases = self._next_slice()
@@ -289,56 +277,55 @@ class Learner:
             others = self._unpublished - aliases.keys()
             # an unreadable policy may be another release's, which must get the lease
             unreadable = self.registrar.is_unreadable
-            self._unpublished = {name for name in others if name in self.standings} | {
+            self._unpublished = {name for name in others if name in self.aliases} | {
                 name
                 for name in aliases
                 if any(not unreadable(name, version) for version, _ in self._due(name).values())
             }
         wanted = set()
         for name, scope in self.scopes.loaded.items():
-            if (tried := self.rollouts.judge(scope)) is not None:
+            if (tried := self.rollouts.update_labels(scope)) is not None:
                 wanted.add((name, tried))
-        for name, standing in aliases.items():
+        for name, current in aliases.items():
             loaded = self.scopes.loaded.get(name)
-            if standing.served and loaded is not None and loaded.version != standing.served:
-                wanted.add((name, standing.served))
+            if current.served and loaded is not None and loaded.version != current.served:
+                wanted.add((name, current.served))
             if self.lease.holds(name):
-                wanted |= {(name, version) for version, _ in self._sendable(name).values()}
-        self.registrar.ask(wanted)
-        waiting = {registration.name for registration in self.registrar.waiting()}
+                sendable = self.publisher.sendable(name, self._due(name))
+                wanted |= {(name, version) for version, _ in sendable.values()}
+        self.registrar.request(wanted)
+        pending = {registration.key for registration in self.registrar.pending()}
         for name in self._established():
-            served = self.standings.get(name, Standing(name)).served
-            if served is None and self.lease.holds(name) and (name, INITIAL) not in waiting:
+            served = self.aliases.get(name, AliasState(name)).served
+            if served is None and self.lease.holds(name) and (name, INITIAL) not in pending:
                 loaded = self.scopes.loaded.get(name)
-                self.registrar.hand(first_registration(name, loaded, self.settings))
+                self.registrar.submit(first_registration(name, loaded, self.settings))
 
-    def _next_slice(self) -> dict[str, Standing]:
+    def _next_slice(self) -> dict[str, AliasState]:
         """Aliases of active scopes, and of some others in turn: a registry may hold thousands."""
-        names = [*self.standings]
+        names = [*self.aliases]
         at = self._slice_at if self._slice_at < len(names) else 0
         self._slice_at = at + SLICE
-        active = self.scopes.loaded.keys() | self._unpublished | self.rollouts.open()
-        chosen = {*names[at : at + SLICE], *active} & self.standings.keys()
-        return {name: self.standings[name] for name in chosen}
+        active = self.scopes.loaded.keys() | self._unpublished | self.rollouts.active()
+        chosen = {*names[at : at + SLICE], *active} & self.aliases.keys()
+        return {name: self.aliases[name] for name in chosen}
 
     def _serve(self, policy: Policy) -> None:
         """Publish a requested policy if due, then put it in force here."""
         name, term = policy.scope, partial(self.lease.term, policy.scope, MARGIN_SECONDS)
-        for role, (version, share) in self._sendable(name).items():
+        for role, (version, share) in self.publisher.sendable(name, self._due(name)).items():
             if version == policy.version and term():
-                self.publisher.begin(name, role, term, replace(policy, share=share))
-        if policy_key(name, CHAMPION) not in self.publisher.pending:
+                self.publisher.submit(name, role, term, replace(policy, share=share))
+        if policy_key(name, CHAMPION) not in self.publisher.in_flight:
             self._apply(policy)
 
     def _acknowledge(self, policy: Policy) -> None:
         """Take in that ``policy`` lies on the policy topic."""
-        log.info(
-            "scope %s: version %d published for %s, number %d",
-            policy.scope, policy.version, policy.role, policy.publication,
-        )  # fmt: skip
+        fields = policy.scope, policy.version, policy.role, policy.publication
+        log.info("scope %s: version %d published for %s, number %d", *fields)
         self._follow_at = 0.0
         if policy.role == TRIAL:
-            self.rollouts.published(policy)
+            self.rollouts.acknowledge(policy)
         else:
             self._apply(policy)
 
@@ -346,11 +333,11 @@ class Learner:
         """Make ``policy`` the scope's champion or policy on trial, if the aliases still say so."""
         name, version = policy.scope, policy.version
         scope = self.scopes.loaded.get(name)
-        served = self.standings.get(name, Standing(name)).served
+        served = self.aliases.get(name, AliasState(name)).served
         if scope is not None and scope.version != version == served:
             self.scopes.get(name).promote(policy)
             self._checkpoint_at = 0.0
-        elif scope is not None and self.rollouts.judge(scope) == version:
+        elif scope is not None and self.rollouts.update_labels(scope) == version:
             self.scopes.get(name).put_on_trial(policy)
 
     def _report(self) -> None:
@@ -361,7 +348,7 @@ class Learner:
             **self.reader.status(self.source),
             events_unknown=self.unknown,
             faults=self.faults,
-            waiting=len(self.registrar.waiting()),
+            waiting=len(self.registrar.pending()),
             registry_away_since=self.registrar.away_since,
             given_up=dict(self.registrar.given_up),
             checkpoint_age=time.monotonic() - self._written_at,
@@ -377,7 +364,7 @@ class Learner:
             self.status.send(status)
 
     def _scope_status(self, name: str, scope: Scope) -> dict[str, object]:
-        last = self.publisher.published.last(name)
+        last = self.publisher.topic.last(name)
         return {
             "events_consumed": self.scopes.events[name],
             "losses": dict(self.scopes.lost.get(name, {})),

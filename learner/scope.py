@@ -16,8 +16,8 @@ import numpy as np
 from decoder.contracts.bundle import CHAMPION, MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
 from learner import checkpoint
+from learner.evaluation.challengers import AGES, COLUMNS, RETUNED, Challenger, Challengers
 from learner.evaluation.clusters import Clusters
-from learner.evaluation.contest import AGES, COLUMNS, RETUNED, Challenger, Contest
 from learner.evaluation.drift import STREAMS, Alarm, Detector, beyond
 from learner.evaluation.measured import NOMINAL, Costs, measure
 from learner.evaluation.skill import WINDOW, Skill, curves, skill_of
@@ -62,7 +62,7 @@ class Scope:
         self.alarms = dict.fromkeys(STREAMS, 0)
         self.buffer = Buffer(settings.buffer_events)
         self.learners = Learners()
-        self.contest = Contest(first, first)
+        self.challengers = Challengers(first, first)
         self.detector = Detector()
         self._clusters = Clusters(NUMBERS)
         self._waiting = empty()
@@ -74,7 +74,7 @@ class Scope:
     @property
     def champion(self) -> Policy:
         """The served policy."""
-        return self.contest.champion
+        return self.challengers.champion
 
     @property
     def version(self) -> int:
@@ -110,10 +110,10 @@ class Scope:
         Training continues if it is a recent candidate, else it restarts from its weights.
         """
         if policy.digest == self.champion.digest:
-            self.contest.champion = policy  # another version of the same policy
+            self.challengers.champion = policy  # another version of the same policy
             return
         newer = policy.version > self.version
-        self.contest.promote(policy, self.buffer.total)
+        self.challengers.promote(policy, self.buffer.total)
         self._candidate = None
         self.skill = skill_of(policy, self.buffer.recent(WINDOW), WINDOW)
         if policy.digest in self._offered:
@@ -127,14 +127,14 @@ class Scope:
         numbers = np.zeros((len(block), NUMBERS))
         if self.buffer.total % MEASURE_EVERY < BLOCK:
             self._costs = measure(self.buffer.recent(RECENT)) or NOMINAL
-        numbers[:, :COLUMNS] = self.contest.advantages(block, self._costs)
+        numbers[:, :COLUMNS] = self.challengers.advantages(block, self._costs)
         if self.learners.trainer:
             cache = self.learners.compare(block, labels)
             model = self.detector.drafter.update(labels)
             numbers[:, COLUMNS:] = beyond(cache, model, labels.model_tried)
         self.skill.update(self.champion, block)
         closed = self._clusters.add(block.session, numbers)
-        self.contest.update(numbers, closed)
+        self.challengers.update(numbers, closed)
         row = self.buffer.total + len(block)
         alarms = self.detector.update([cluster.sums[COLUMNS:] for cluster in closed], row)
         self.buffer.add(block)
@@ -148,15 +148,15 @@ class Scope:
             self.last_alarm_at = float(block.time[-1])
         changed = any(alarm.stream == "cache" for alarm in alarms)
         if changed and self.learners.trainer:
-            seat = self.contest.vacant()
-            self._add_challenger(0 if seat is None else seat, self._export(FAST), NAMES[FAST])
+            slot = self.challengers.vacant()
+            self._add_challenger(0 if slot is None else slot, self._export(FAST), NAMES[FAST])
         retunes = self.champion.kind == "payoff" and self._costs.measured
-        if retunes and (changed or self.contest.free(RETUNED, AGES[0])):
+        if retunes and (changed or self.challengers.free(RETUNED, AGES[0])):
             self._add_challenger(RETUNED, self.champion, "retuned")
         self._add_due_challenger()
-        seat = self.contest.passed(self.buffer.total)
-        if seat is not None:
-            self._candidate = self.contest.accept(seat, self.buffer.total)
+        slot = self.challengers.passed(self.buffer.total)
+        if slot is not None:
+            self._candidate = self.challengers.accept(slot, self.buffer.total)
         return alarms
 
     def _add_due_challenger(self) -> None:
@@ -164,11 +164,11 @@ class Scope:
         if self.buffer.total < self._next_challenger or not self.learners.trainer:
             return
         self._next_challenger = self.buffer.total + self.settings.candidate_every
-        seat = self.contest.vacant()
-        if seat is not None:
+        slot = self.challengers.vacant()
+        if slot is not None:
             self.learners.follow()
             leader = self.learners.leader
-            self._add_challenger(seat, self._export(leader), NAMES[leader])
+            self._add_challenger(slot, self._export(leader), NAMES[leader])
 
     def _export(self, network: int) -> Policy:
         """A network as a policy without probes."""
@@ -176,7 +176,7 @@ class Scope:
         trainer, none = self.learners.trainer, self.buffer.recent(0).features
         return train.export(trainer, self.name, self.champion.threshold, none, network)
 
-    def _add_challenger(self, seat: int, policy: Policy, origin: str) -> None:
+    def _add_challenger(self, slot: int, policy: Policy, origin: str) -> None:
         """Add ``policy``, tuned to the current costs, as a challenger."""
         recent = self.buffer.recent(RECENT)
         drafts = recent.features[:, _DRAFT_LEN]
@@ -194,11 +194,11 @@ class Scope:
             policy, version=0, publication=0, share=0.0, scope=self.name, role=CHAMPION,
             provenance={"origin": "learner"},
         )  # fmt: skip
-        self.contest.seats[seat] = Challenger(policy, self.buffer.total, origin)
+        self.challengers.slots[slot] = Challenger(policy, self.buffer.total, origin)
 
     def put_on_trial(self, policy: Policy | None) -> None:
         """Evaluate ``policy``, which workers try; None ends that. Mutates."""
-        self.contest.put_on_trial(policy, self.buffer.total)
+        self.challengers.put_on_trial(policy, self.buffer.total)
 
     def window(self) -> Mapping[str, int | float]:
         """Training data of the networks, for the registry."""
@@ -240,7 +240,8 @@ class Scope:
     def snapshot(self) -> checkpoint.Tree:
         """State for :meth:`restore` beside the buffer, with policies: it must not need the
         registry."""
-        return {"fed": self.buffer.total, **{name: getattr(self, name) for name in _STORED}}
+        stored = {name: getattr(self, name) for name in _STORED}
+        return {"fed": self.buffer.total, "contest": self.challengers, **stored}
 
     @classmethod
     def restore(
@@ -252,7 +253,9 @@ class Scope:
             KeyError, ValueError: the snapshot is of another version.
         """
         stored = {key: checkpoint.restore(kind, snapshot[key]) for key, kind in _STORED.items()}
-        scope = cls(name, settings, stored["contest"].first)
+        challengers = checkpoint.restore(Challengers, snapshot["contest"])
+        scope = cls(name, settings, challengers.first)
+        scope.challengers = challengers
         vars(scope).update(stored)
         scope.buffer = Buffer(settings.buffer_events, rows, int(snapshot["fed"]))
         scope.skill = skill_of(scope.champion, scope.buffer.recent(WINDOW), WINDOW)
@@ -268,7 +271,6 @@ _STORED: Final[dict[str, Any]] = {
     "last_alarm_at": float,
     "alarms": dict[str, int],
     "learners": Learners,
-    "contest": Contest,
     "detector": Detector,
     "_clusters": Clusters,
     "_waiting": Rows,

@@ -31,7 +31,7 @@ MAX_FOLDERS: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class StoredState:
-    """Of ``EventSource``, ``RecordReader``, ``Published``, ``Registrar`` and ``Rollouts``."""
+    """Of ``EventSource``, ``RecordReader``, ``PolicyTopic``, ``Registrar`` and ``Rollouts``."""
 
     topic: str = ""
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -117,7 +117,7 @@ def _restore(settings: LearnerSettings, store: Store, tree: Tree) -> State:
     waiting = _restore_valid(Registration, dict(enumerate(tree["waiting"])), "registration")
     rollouts = _restore_valid(Rollout, tree["rollouts"], "comparison of scope")
     for rollout in rollouts.values():
-        if rollout.one is not None:
+        if rollout.comparison is not None:
             rollout.step(Event.RESUMED)
     scopes = Scopes(settings, tree.pop("entries"), tree.pop("lost"), store)
     valid = tree | {"waiting": list(waiting.values()), "rollouts": rollouts}

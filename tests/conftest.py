@@ -95,7 +95,7 @@ PATIENT = (
     "decoder.kafka.clients.CONNECT_MS", "decoder.kafka.clients.CLOSE_S",
     "decoder.kafka.compacted.REQUEST_MS",
     "learner.intake.DELIVERY_MS", "learner.ingest.statuses.PATIENCE_SECONDS",
-    "learner.topics.REQUEST_MS", "learner.release.publish.ACK_SECONDS",
+    "learner.topics.REQUEST_MS", "learner.release.publisher.ACK_SECONDS",
     "decoder.feed.CLOSE_TIMEOUT_S", "decoder.telemetry.supervisor.CLOSE_TIMEOUT_S",
     "decoder.telemetry.supervisor.START_TIMEOUT_S", "decoder.telemetry.supervisor.GRACE_S",
 )  # fmt: skip

@@ -75,7 +75,7 @@ def test_a_long_text_of_many_addresses_holds_nobody_up() -> None:
 def test_what_the_registry_raises_holds_no_password_that_its_parser_finds(password: str) -> None:
     """In text this one begins as a port does."""
     with pytest.raises(RegistryError) as raised:
-        Registry(f"postgresql://mlflow:{password}@127.0.0.1:9/mlflow").standings()
+        Registry(f"postgresql://mlflow:{password}@127.0.0.1:9/mlflow").alias_states()
     assert "hunter" not in str(raised.value) and "127.0.0.1:9/mlflow" in str(raised.value)
 
 
@@ -148,7 +148,7 @@ def test_a_password_that_is_not_quoted_is_told(monkeypatch: pytest.MonkeyPatch) 
     quoted = "http://anna:hunter%2F2%40x@127.0.0.1:9"
     monkeypatch.setenv(TRACKING_VARIABLE, quoted)
     with pytest.raises(RegistryError) as away:
-        Registry(LearnerSettings.load().mlflow_tracking_uri).standings()
+        Registry(LearnerSettings.load().mlflow_tracking_uri).alias_states()
     assert "hunter" not in str(away.value)
 
 

@@ -1,1 +1,1 @@
-"""Whether a candidate is better than the champion: costs, values, clusters, tests, drift."""
+"""Evaluates challengers and detects drift: costs, off-policy values, clusters, sequential tests."""

@@ -1,10 +1,9 @@
-"""Drafts of one session taken together: what a gate and a detector may count as one number.
+"""Clusters of drafts: the independent observations of gate and drift detector.
 
-Drafts of a session share their luck. So the unit of evidence is a cluster: the drafts of a session
-until it falls silent, or until they are ``CAP``, after which it begins another. A cluster is handed
-out once, when it is final. Its session was **born** when it was first heard of: what was learned
-before that cannot have been learned from it. Of a session that is held out nothing is ever learned,
-so that it may also judge what was learned while it goes on.
+Drafts of a session are correlated, so evidence is counted per cluster: drafts of a session until it
+falls silent or has ``CAP`` of them. A cluster is returned once, when it is final. A session's
+**birth** is its first row: nothing learned earlier has seen it. Held-out sessions are never learned
+from, so they also judge what was learned since.
 """
 
 from __future__ import annotations
@@ -22,29 +21,28 @@ from learner.training.rows import is_held_out
 Floats = NDArray[np.float64]
 
 CAP: Final = 16
-"""Drafts of a cluster, about those of a request: with one number for a whole agent's session of
-hours, a challenger would wait for days for thirty of them."""
+"""Drafts of a cluster, about those of a request. With one number for an agent's session of hours, a
+challenger would wait for days for thirty numbers."""
 SILENCE: Final = 32
 PATIENCE: Final = 8
-"""A cluster is over when nothing of it came among the last SILENCE rows, and PATIENCE times as many
-as usually lie between two of a session: the more requests at a time, the longer one of them waits
-for its turn. Those that are open are no measure of that: where answers are short most are over."""
-TURNS: Final = 128
-"""Newest turns that say what is usual, by their median."""
-MOST_OPEN: Final = 1_024
-"""A session of which more rows than that came between was not waiting for its turn."""
-SESSIONS: Final = 8_192
-"""Sessions whose birth is remembered, the ones heard of last."""
+"""A cluster is final after SILENCE rows without it, and PATIENCE times the usual interval between
+rows of a session, which grows with the number of concurrent requests. Open clusters do not measure
+it: where answers are short, most are over."""
+INTERVALS: Final = 128
+"""Newest intervals, whose median is the usual one."""
+MAX_OPEN: Final = 1_024
+"""Longer intervals are no waiting for a turn."""
+MAX_SESSIONS: Final = 8_192
+"""Whose birth is remembered, the most recent ones."""
 LONG: Final = 4_096
-"""Rows after which a session counts as born anew: a tenant that sends all its traffic as one
-session would else have no vote on anything that was ever learned."""
+"""Rows after which a session is born anew: a tenant that sends all its traffic as one session would
+otherwise judge nothing that was learned."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A final cluster: the name of its session, the row from which on it is ``unseen`` by all that
-    was learned until then, how many rows it has, their sums, and how many clusters of its session
-    came ``before`` it: what is special about one is in all of them."""
+    """A final cluster: its session's name, the row since when nothing ``unseen`` by it was learned,
+    rows, sums, and the number of clusters ``before`` it in its session."""
 
     session: str
     unseen: int
@@ -55,11 +53,11 @@ class Cluster:
 
 @dataclass
 class Clusters:
-    """The clusters under way; ``columns`` numbers are added up in each.
+    """Open clusters, with sums of ``columns`` numbers.
 
-    ``rows`` counts those taken in, ``turns`` how many lay between two of a session. By session,
-    ``open`` has the numbers of the row before it and of its last, rows, and sums [columns];
-    ``born`` the row of its birth, rows and clusters since, and the last row.
+    ``rows`` counts rows, ``turns`` holds intervals between rows of a session. By session, ``open``
+    has the row before its first, its last row, number of rows, and sums [columns]; ``born`` has the
+    row of its birth, rows and clusters since, and the last row.
     """
 
     columns: int
@@ -69,7 +67,7 @@ class Clusters:
     turns: list[int] = field(default_factory=list)
 
     def add(self, sessions: NDArray[np.uint64], numbers: Floats) -> list[Cluster]:
-        """Take in a block of rows in their order; the clusters that are final now. Mutates.
+        """Add a block of rows in order; the clusters that become final. Mutates.
 
         Args:
             sessions: [n].
@@ -81,36 +79,36 @@ class Clusters:
         counts = np.bincount(owner, minlength=len(names))
         last_of = np.zeros(len(names), np.int64)
         np.maximum.at(last_of, owner, self.rows + np.arange(len(sessions)))
-        closed, turns = [], list[int]()  # one of each session, or the busiest would say for all
-        for place in np.argsort(at).tolist():
-            session, count, last = int(names[place]), int(counts[place]), int(last_of[place])
-            first = self.rows + int(at[place])
-            if (before := self._met(session, count, last)) is not None:
+        closed, turns = [], list[int]()  # one of each session, or the busiest would dominate
+        for index in np.argsort(at).tolist():
+            session, count, last = int(names[index]), int(counts[index]), int(last_of[index])
+            first = self.rows + int(at[index])
+            if (before := self._update_birth(session, count, last)) is not None:
                 turns.append(first - before)
             elif count > 1:
                 turns.append((last - first) // (count - 1))
             began, _, rows, held = self.open.pop(session, (self.rows, 0, 0, 0.0))
-            self.open[session] = began, last, rows + count, held + sums[place]
+            self.open[session] = began, last, rows + count, held + sums[index]
             if rows + count >= CAP:
                 closed.append(self._close(session))
         self.rows += len(sessions)
-        self.turns = [*self.turns, *(turn for turn in turns if turn <= MOST_OPEN)][-TURNS:]
-        turn = median(self.turns) if self.turns else len(sessions)
+        self.turns = [*self.turns, *(turn for turn in turns if turn <= MAX_OPEN)][-INTERVALS:]
+        usual = median(self.turns) if self.turns else len(sessions)
         while self.open:
             session, (_, last, _, _) = next(iter(self.open.items()))
-            silent = self.rows - last > SILENCE + PATIENCE * min(turn, len(self.open))
-            if not (silent or len(self.open) > MOST_OPEN):
+            silent = self.rows - last > SILENCE + PATIENCE * min(usual, len(self.open))
+            if not (silent or len(self.open) > MAX_OPEN):
                 break
             closed.append(self._close(session))
         return closed
 
-    def _met(self, session: int, count: int, last: int) -> int | None:
-        """The last row of ``session`` before those ``count``, if it is remembered."""
+    def _update_birth(self, session: int, count: int, last: int) -> int | None:
+        """The last row of ``session`` before these ``count``, if remembered."""
         born, rows, closed, before = self.born.pop(session, (self.rows, 0, 0, None))
         if rows >= LONG and session not in self.open:
             born, rows, closed = self.rows, 0, 0
         self.born[session] = born, rows + count, closed, last
-        if len(self.born) > SESSIONS:
+        if len(self.born) > MAX_SESSIONS:
             self.born.popitem(last=False)
         return before
 

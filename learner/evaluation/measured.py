@@ -1,18 +1,17 @@
-"""What a cycle costs on the machine that serves, and what the model draft yields there.
+"""Cost model of a step on the serving machine, and payoff of model drafts there.
 
-**Costs.** The time of a step is a line in the tokens it verified, plus what the arm adds::
+The time of a step is linear in the tokens it verified, plus a constant of the arm::
 
     step_us = fixed_us + token_us * step_tokens + extra_us[arm]
 
-``step_tokens`` counts every token the target ran, one per request and the drafts'. The line comes
-from steps of arms cache and none (Theil-Sen over the medians of bins: one stalled step in ten moves
-nothing); the drafter's time is the median of what model-arm steps took above the line. What a
-request pays of a step is ``policy.pricing``'s to say, by the table of that line. In a batch that
-mixes arms, a step's time is booked on each of its requests as if all had chosen alike: the
-difference between the arms then comes out smaller than it is.
+``step_tokens`` counts all tokens of the target's step: one a request, and the drafts'. The line is
+fitted to steps of arms cache and none (Theil-Sen over bin medians: one stalled step in ten has no
+influence); a drafter's time is the median residual of model-arm steps. ``policy.pricing`` derives a
+request's cost share. In a batch with several arms, a step's time counts for each request as if all
+had chosen alike, which underestimates the difference between arms.
 
-**Payoffs.** A cache draft's is its label, seen or in hindsight. The model draft's is seen only
-where it was verified; ``learner.evaluation.tune.worth`` bounds it elsewhere.
+The payoff of a cache draft is its label. That of a model draft is observed only where it was
+verified; ``learner.evaluation.tune.worth`` bounds it elsewhere.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
 from learner.training.rows import UNKNOWN, Rows
 
 MIN_ARM: Final = 20
-"""Steps of an arm before its cost or payoff is believed: a median of fewer jumps."""
+"""Fewest steps of an arm for its cost or payoff: a median of fewer is unstable."""
 BINS: Final = 12
 MIN_IN_BIN: Final = 3
 
@@ -38,30 +37,29 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Costs:
-    """Times in microseconds a step; ``extra_us`` [none, model, cache] is on top of the line.
+    """Coefficients in microseconds a step; ``extra_us`` is by arm [none, model, cache].
 
-    ``seen`` counts the steps observed by arm. ``measured`` is false for nominal costs, whose unit
-    is one plain step.
+    ``seen`` counts observed steps by arm. Nominal costs, in plain steps, are not ``measured``.
     """
 
     fixed_us: float
     token_us: float
     extra_us: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    model_accepted: float = 0.0  # mean draft tokens accepted in a cycle of the model arm
-    model_len: float = 0.0  # draft tokens such a cycle verifies
+    model_accepted: float = 0.0  # mean accepted draft tokens of a model-arm cycle
+    model_len: float = 0.0  # verified draft tokens of such a cycle
     seen: tuple[int, int, int] = (0, 0, 0)
     measured: bool = True
 
     @property
     def has_model(self) -> bool:
-        """Whether a model drafter has been observed at all."""
+        """Whether a model drafter has been observed."""
         return self.seen[MODEL] >= MIN_ARM
 
     def outcome(
         self, rows: Rows, choice: Choice, model: ArrayLike | None = None
     ) -> tuple[Floats, Floats]:
-        """Tokens committed [..., n] and time [..., n] of making ``choice`` [..., n] at ``rows``;
-        ``model`` [..., n] tokens of a model draft are accepted, their mean if not given."""
+        """Committed tokens and time, [..., n] each, of ``choice`` [..., n] at ``rows``; ``model``
+        [..., n] are accepted tokens of model drafts, by default their mean."""
         arms, lengths = choice.arms, choice.lengths
         of_cache_arm, of_model_arm = arms == CACHE, arms == MODEL
 
@@ -72,14 +70,14 @@ class Costs:
         accepted = self.model_accepted if model is None else model
         committed = 1.0 + by_arm(np.minimum(rows.accepted, lengths), accepted)
         drafts = by_arm(lengths, self.model_len)
-        # The table holds the line of steps that verify nothing; cache steps may lie off it.
+        # the table holds the line of plain steps; cache steps may lie off it
         drafted = by_arm(self.extra_us[CACHE] - self.extra_us[NONE], self._table.draft_us)
         batch = rows.batch_size
         return committed, cost_shares(self._table, batch, drafts, drafts, drafted, batch)
 
     @property
     def situation(self) -> Situation:
-        """These costs as workers hold them, to decide with the functions that workers run."""
+        """These costs in the form that workers' decision functions take."""
         return Situation(self._table, round(self.model_len) if self.has_model else 0)
 
     @cached_property
@@ -91,12 +89,12 @@ class Costs:
 
 
 NOMINAL: Final = Costs(fixed_us=1.0, token_us=0.006, measured=False)
-"""A cache cycle of 32 drafted tokens costs a fifth more than a plain one: what a mid-sized GPU
-shows at batch 1. Used to compare policies until a machine has been measured."""
+"""Used until a machine is measured: a cache cycle of 32 draft tokens costs a fifth more than a
+plain one, as on a mid-sized GPU at batch size 1."""
 
 
 def _medians(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Medians of ``x`` and ``y`` in up to BINS bins of ``x`` holding about equally many."""
+    """Medians of ``x`` and ``y`` in up to BINS quantile bins of ``x``."""
     edges = np.unique(np.quantile(x, np.linspace(0.0, 1.0, BINS + 1)))
     bins = np.clip(np.searchsorted(edges, x, side="right"), 1, len(edges))
     order = np.argsort(bins, kind="stable")
@@ -108,10 +106,8 @@ def _medians(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def robust_line(x: Floats, y: Floats) -> tuple[float, float] | None:
-    """Intercept and slope (not negative) of ``y`` over ``x``; None when ``x`` does not vary.
-
-    Theil-Sen over the medians of bins: the median slope between all pairs.
-    """
+    """Intercept and non-negative slope of ``y`` over ``x`` by Theil-Sen over bin medians; None if
+    ``x`` does not vary."""
     middle_x, middle_y = _medians(x, y)
     i, j = np.triu_indices(len(middle_x), k=1)
     apart = middle_x[j] > middle_x[i]
@@ -123,7 +119,7 @@ def robust_line(x: Floats, y: Floats) -> tuple[float, float] | None:
 
 
 def measure(rows: Rows) -> Costs | None:
-    """Costs and the model arm's payoff from recent ``rows``; None while the line is unknown."""
+    """Estimate costs and the model arm's payoff from ``rows``; None without enough data."""
     timed = (rows.step_us > 0) & (rows.arm != UNKNOWN)
     rows = rows if timed.all() else rows.take(timed)
     counts = np.bincount(rows.arm, minlength=3)

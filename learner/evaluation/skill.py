@@ -1,8 +1,8 @@
-"""How well a policy predicts accepted lengths: river's metrics, test-then-train.
+"""Accuracy of predicted accepted lengths: river's metrics, test-then-train.
 
-Each draft is scored before anything has learned from it (prequential evaluation, Gama et al. 2013,
-"On evaluating stream learning algorithms"). High-payoff means at least six accepted tokens, as in
-the paper's Table 2 (Section 5.3, Appendix G).
+Drafts are scored before they are learned from (prequential evaluation, Gama et al. 2013, "On
+evaluating stream learning algorithms"). High payoff means at least six accepted tokens, as in the
+paper's Table 2 (Section 5.3, Appendix G).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from decoder.policy.estimate import PAPER_THRESHOLD, predict
 from learner.training.rows import Rows
 
 WINDOW: Final = 512
-"""Newest drafts that a scope's figures are of."""
+"""Newest drafts in a scope's figures."""
 FIGURES: Final = ("mae", "precision", "recall", "f1")
 POINTS: Final = 32
 """Points of a version's curves in MLflow."""
 
 
 class Skill:
-    """Errors of a policy's predictions over the newest ``window`` drafts; 0: over all.
+    """Prediction errors over the newest ``window`` drafts; 0: all drafts.
 
-    A label that is a lower bound counts by how far it was missed, and as high-payoff where it is
-    that already; where it is not, nobody knows.
+    A lower bound counts by how far a prediction falls below it, and as high payoff if it is that
+    high; otherwise its class is unknown.
     """
 
     def __init__(self, window: int = 0) -> None:
@@ -41,7 +41,7 @@ class Skill:
         self._window = window
 
     def update(self, policy: Policy, rows: Rows) -> None:
-        """Score what ``policy`` predicts for ``rows``. Mutates."""
+        """Score the predictions of ``policy``. Mutates."""
         with np.errstate(all="ignore"):
             predicted = np.nan_to_num(predict(policy, rows.features)).astype(np.float64)
         accepted = rows.accepted.astype(np.float64)
@@ -57,13 +57,13 @@ class Skill:
                     self._count(self._newest.popleft(), -1.0)
 
     def figures(self) -> dict[str, float]:
-        """``FIGURES``: the mean absolute error in tokens, the others in 0..1 at six tokens."""
+        """``FIGURES``: mean absolute error in tokens; the others, in 0..1, at six tokens."""
         values = self.absolute.get(), *(each.get() for each in self._at_six)
         return dict(zip(FIGURES, map(float, values), strict=True))
 
     def table(self) -> dict[str, float]:
-        """:meth:`figures`, the number of ``drafts`` whose side of six tokens is known, and the
-        shares of them that are ``high_payoff``, and that are ``selected``."""
+        """:meth:`figures`, the number of ``drafts`` with a known class, and the shares of them that
+        are of ``high_payoff``, and ``selected``."""
         drafts = float(self.confusion.total_weight)
         high, selected = self.confusion.sum_row[True], self.confusion.sum_col[True]
         whole = max(drafts, 1.0)
@@ -81,20 +81,20 @@ class Skill:
 
 
 def skill_of(policy: Policy, rows: Rows, window: int = 0) -> Skill:
-    """The errors of ``policy`` on ``rows``."""
-    found = Skill(window)
-    found.update(policy, rows)
-    return found
+    """Skill of ``policy`` on ``rows``."""
+    skill = Skill(window)
+    skill.update(policy, rows)
+    return skill
 
 
 def curves(policies: Mapping[str, Policy], rows: Rows) -> dict[str, Sequence[float]]:
-    """Figures of each policy after each of ``POINTS`` parts of ``rows``, which it has not learned
-    from; by name of the policy and figure."""
-    found: dict[str, list[float]] = {}
+    """Learning curves: figures of each policy after each of ``POINTS`` parts of unseen ``rows``, by
+    name of the policy and figure."""
+    points: dict[str, list[float]] = {}
     for name, policy in policies.items():
         skill = Skill()
         for part in np.array_split(np.arange(len(rows)), min(POINTS, max(len(rows), 1))):
             skill.update(policy, rows.take(part))
             for figure, value in skill.figures().items():
-                found.setdefault(f"{name}{figure}", []).append(value)
-    return dict(found)
+                points.setdefault(f"{name}{figure}", []).append(value)
+    return dict(points)

@@ -1,4 +1,4 @@
-"""What a policy's choices would have been worth on recorded drafts, beside the champion's."""
+"""Off-policy value of a policy's decisions on recorded drafts, relative to the champion."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from learner.evaluation.measured import Costs, Floats
 from learner.training.rows import UNKNOWN, Rows
 
 LEAST_RATE: Final = 0.5
-"""Tokens in the time of a plain step: drafting nothing reaches one. A record may say anything."""
+"""Tokens in the time of a plain step. Drafting nothing reaches one; records may be forged."""
 
 
 def tuned(policy: Policy, costs: Costs, champion: Policy, recent: Rows) -> Policy:
-    """``policy`` with what decides beside its network: what a model draft brings, which each worker
-    follows by itself, and for kind ``payoff`` the threshold that suits the drafts ``recent``."""
+    """``policy`` with the payoff of model drafts, which each worker updates itself, and for kind
+    ``payoff`` with the best threshold on ``recent`` drafts."""
     payoff = costs.model_accepted if costs.has_model else champion.model_payoff
-    # Arm none competes in every cycle, so that nothing is switched off for good.
+    # arm none competes in every cycle, so use_model disables nothing for good
     policy = replace(policy, use_model=True, model_payoff=payoff)
     if policy.kind == "payoff" and len(recent):
         policy = replace(policy, threshold=best_threshold(policy, recent, costs))
@@ -31,9 +31,9 @@ def tuned(policy: Policy, costs: Costs, champion: Policy, recent: Rows) -> Polic
 
 
 def best_threshold(policy: Policy, rows: Rows, costs: Costs) -> float:
-    """The threshold by which ``policy`` saves most plain steps at ``rows``, at least one, at what a
-    token is worth at the rate in force. The rate of the rows by themselves would not do: a draft
-    that brings ten tokens takes the place of other cycles (decision 8)."""
+    """The threshold that saves most plain steps on ``rows``, at least one, with tokens valued at
+    the current rate. Rates of single rows would not do: a draft of ten tokens replaces other
+    cycles (decision 8)."""
     with np.errstate(all="ignore"):
         predicted = np.nan_to_num(predict(policy, rows.features)).astype(np.float64)
     plain = cost_shares(costs.situation.costs, rows.batch_size, 0, 0)
@@ -46,7 +46,7 @@ def best_threshold(policy: Policy, rows: Rows, costs: Costs) -> float:
     order = np.argsort(-predicted, kind="stable")
     cuts = predicted[order]
     saved = np.cumsum(gains[order])
-    saved[:-1][cuts[:-1] == cuts[1:]] = -np.inf  # equal predictions are on one side
+    saved[:-1][cuts[:-1] == cuts[1:]] = -np.inf  # equal predictions share a side
     last = int(saved.argmax())
     if saved[last] <= 0.0:
         return float(cuts[0]) + 1.0
@@ -82,15 +82,15 @@ def worth(
 
 
 def _chosen(policies: Sequence[Policy], rows: Rows, costs: Costs, rates: Floats) -> Choice:
-    """What each policy chooses, [policies, n]. Those of one kind choose together: what the rows'
-    steps cost is then worked out once."""
+    """Choices of each policy, [policies, n]. Policies of one kind decide together, which computes
+    the rows' costs once."""
     arms = np.empty((len(policies), len(rows)), np.int8)
     lengths = np.empty(arms.shape, np.int32)
     alike: dict[tuple[bool, int], list[int]] = {}
     for place, policy in enumerate(policies):
         together = policy.kind == "survival"
         alike.setdefault((policy.use_model, -1 if together else place), []).append(place)
-    with np.errstate(all="ignore"):  # of a policy whose numbers are not finite
+    with np.errstate(all="ignore"):  # a policy's numbers may not be finite
         for (_, alone), places in alike.items():
             one = policies[places[0]]
             found = (
@@ -106,8 +106,8 @@ def _chosen(policies: Sequence[Policy], rows: Rows, costs: Costs, rates: Floats)
 
 
 def _rates(rows: Rows, costs: Costs, plain: Floats) -> Floats:
-    """The rate [n] in force; where another parameter was, what was achieved by it. ``plain`` [n] is
-    the time of steps that draft nothing."""
+    """Rates [n] in force; the achieved rate where another parameter was. ``plain`` [n] are times of
+    plain steps."""
     arms = np.where(rows.arm == UNKNOWN, NONE, rows.arm).astype(np.int8)
     committed, time = costs.outcome(rows, Choice(arms, rows.verified_len))
     achieved = max(float(committed.sum() / (time / plain).sum()), LEAST_RATE)

@@ -1,1 +1,1 @@
-"""From a candidate that won to what workers serve: MLflow, publication, rollouts."""
+"""Registers candidates in MLflow, publishes policies to workers, and rolls them out."""

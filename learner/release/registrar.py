@@ -1,7 +1,7 @@
-"""A thread that owns all requests to MLflow, so that the loop never waits for the server.
+"""Registers policies in MLflow on a thread of its own, so that the loop never waits for the server.
 
-The loop hands over registrations and moves, asks for policies, and collects answers. What was
-handed over waits, through outages and restarts, until it is settled.
+The loop submits registrations and alias moves, requests policies, and collects answers. Submitted
+requests survive outages and restarts.
 """
 
 from __future__ import annotations
@@ -19,57 +19,56 @@ from typing import Final
 from decoder.contracts.errors import HvdError, PolicyRefused, RegistryError
 from decoder.limited_log import LimitedLog
 from learner.release.registrations import (
-    KEPT,
-    LOST,
+    LEASE_LOST,
+    RECOVERED,
     ROLLED_BACK,
     Answer,
-    Move,
-    Moved,
+    MoveRequest,
+    MoveResult,
+    Registered,
     Registration,
-    Settled,
-    carry_out,
+    move_aliases,
     operator_override,
 )
-from learner.release.registry import Registry, Standing, digest_of
-from learner.release.registry.moves import last_of
+from learner.release.registry import AliasState, Registry, digest_of
+from learner.release.registry.moves import last_move
 
 log = logging.getLogger(__name__)
 
 FOLLOW_SECONDS: Final = 3.0
-"""How soon an alias that a person moved is noticed; one query of the registry a page of models."""
+"""Interval of reading aliases: one query for a page of models."""
 RETRY_SECONDS: Final = 15.0
-RESTS: Final = 4.0
-"""Times the processor's time that listing the models took: of ten thousand that is seconds, in
-which the learner's loop stands still."""
-TRIES: Final = 10
-"""After so many a move is given up; a registration is counted as refused, and waits."""
-LONGEST_PAUSE_SECONDS: Final = 600.0
+PAUSE_FACTOR: Final = 4.0
+"""Pause after listing models, in its processor time: ten thousand models take seconds, in which the
+learner's loop stands still."""
+MAX_TRIES: Final = 10
+"""After so many failures a move is abandoned; a registration counts as refused, and waits."""
+MAX_PAUSE_SECONDS: Final = 600.0
 """Between two tries of a registration that MLflow refuses; the pause doubles with each."""
-WAITING: Final = 64
-"""Registrations kept, each some ten kilobytes: what waits stays."""
-REST: Final = timedelta(hours=1)
-"""Nothing is tried for so long after a champion was rolled back, nor a version again against the
-same champion."""
+MAX_PENDING: Final = 64
+"""Registrations of some ten kilobytes each; pending ones are never displaced by new ones."""
+COOLDOWN: Final = timedelta(hours=1)
+"""No trials after a roll-back, and no second trial of a version against the same champion."""
 CLOSE_SECONDS: Final = 5.0
-"""For the request under way. One that is cut off is made again at the next start: no twin."""
+"""For the request in progress. An interrupted one is repeated after the next start."""
 
 
 class Registrar:
-    """Uses ``registry`` in one thread, from :meth:`start` to :meth:`close`.
+    """Uses ``registry`` on one thread, from :meth:`start` to :meth:`close`.
 
-    That thread asks ``may`` whether it may write a scope, and ``busy`` whether a policy of a scope
-    is being compared. ``by`` signs moves of aliases, ``trial`` says whether winners are tried
-    first, ``keep`` is how many versions of a scope stay. ``away_since`` is when MLflow stopped
-    answering, in seconds since the epoch, or 0. ``given_up`` counts what was handed over and not
-    done, by reason: ``refused`` by MLflow ten times, ``crowded`` out by those that wait,
-    ``unreadable`` policies, a ``person``'s word against it.
+    The thread calls ``holds`` to learn whether it may write a scope, and ``busy`` whether a policy
+    of a scope is on trial. ``by`` signs alias moves; ``trial``: candidates are tried first;
+    ``keep`` is the number of versions to keep of a scope. ``away_since`` is when MLflow stopped
+    answering, in seconds since the epoch, or 0. ``given_up`` counts abandoned requests by reason:
+    ``refused`` by MLflow ten times, ``crowded`` out by pending ones, ``unreadable`` policies,
+    overridden by a ``person``.
     """
 
     def __init__(
         self,
         registry: Registry,
-        may: Callable[[str], bool],
-        waiting: Iterable[Registration] = (),
+        holds: Callable[[str], bool],
+        pending: Iterable[Registration] = (),
         busy: Callable[[str], bool] = lambda scope: False,
         by: str = "learner",
         trial: bool = False,
@@ -78,81 +77,80 @@ class Registrar:
         self.away_since = 0.0
         self.given_up: Counter[str] = Counter()
         self._registry = registry
-        self._may = may
+        self._holds = holds
         self._busy = busy
         self._by, self._trial, self._keep = by, trial, keep
-        self._waiting = OrderedDict((each.name, each) for each in waiting)
+        self._pending = OrderedDict((each.key, each) for each in pending)
         self._failures: dict[tuple[str, str], tuple[int, float]] = {}
-        """By scope and what is tried: how often it failed, and when it is tried again."""
+        """Number of failures and time of the next try, by scope and kind of request."""
         self._limited_log = LimitedLog()
         self._unusable: set[tuple[str, int]] = set()
-        self._asked: set[tuple[str, int]] = set()
-        self._moves: list[Move] = []  # a few of each scope that is compared
+        self._requested: set[tuple[str, int]] = set()
+        self._moves: list[MoveRequest] = []  # a few of each scope with a comparison
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = threading.Event()
-        self._rest_seconds = 0.0
+        self._pause_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="hvd-registrar", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop after the request under way; what still waits stays in :meth:`waiting`."""
+        """Stop after the request in progress; others stay in :meth:`pending`."""
         self._stopping.set()
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_SECONDS)
 
-    def hand(self, registration: Registration) -> None:
-        """Have it registered as soon as MLflow answers and the scope is ours.
+    def submit(self, registration: Registration) -> None:
+        """Register it once MLflow answers and the scope is ours.
 
-        Where ``WAITING`` wait, a winner takes the place of a first policy, which is handed over
-        again while its scope has no champion; what else comes is passed over.
+        If ``MAX_PENDING`` are pending, a candidate replaces an initial policy, which is submitted
+        again while its scope has no champion; others are dropped.
         """
-        key = registration.name
+        key = registration.key
         with self._lock:
-            if key not in self._waiting and len(self._waiting) >= WAITING:
-                first = next((k for k, each in self._waiting.items() if not each.against), None)
-                if first is None and registration.against:
+            if key not in self._pending and len(self._pending) >= MAX_PENDING:
+                initial = next((k for k, each in self._pending.items() if not each.against), None)
+                if initial is None and registration.against:
                     self.given_up["crowded"] += 1
-                    self._limited_log.warning("winners are passed over: %d wait", WAITING)
-                if first is None or not registration.against:
+                    self._limited_log.warning("candidates are dropped: %d wait", MAX_PENDING)
+                if initial is None or not registration.against:
                     return
-                del self._waiting[first]
-            self._waiting[key] = registration
+                del self._pending[initial]
+            self._pending[key] = registration
         self._wake.set()
 
-    def waiting(self) -> list[Registration]:
-        """What is not settled, oldest first: it belongs into the checkpoint."""
+    def pending(self) -> list[Registration]:
+        """Pending registrations, oldest first, for the checkpoint."""
         with self._lock:
-            return list(self._waiting.values())
+            return list(self._pending.values())
 
-    def move(self, move: Move) -> None:
-        """Have it carried out, after those before it, as soon as MLflow answers."""
+    def move(self, request: MoveRequest) -> None:
+        """Carry it out, after those before it, once MLflow answers."""
         with self._lock:
-            self._moves.append(move)
+            self._moves.append(request)
         self._wake.set()
 
-    def ask(self, wanted: Iterable[tuple[str, int]]) -> None:
-        """Have these versions (scope, version) loaded."""
-        asked = set(wanted)
+    def request(self, wanted: Iterable[tuple[str, int]]) -> None:
+        """Load these (scope, version) policies."""
+        requested = set(wanted)
         with self._lock:
-            fresh = not asked <= self._asked
-            self._asked = asked
-        if fresh:
+            new = not requested <= self._requested
+            self._requested = requested
+        if new:
             self._wake.set()
 
     def answers(self) -> list[Answer]:
-        """What has been answered since the last call."""
+        """Answers since the last call."""
         answers: list[Answer] = []
-        while True:
-            try:
+        with suppress(Empty):
+            while True:
                 answers.append(self._answers.get_nowait())
-            except Empty:
-                return answers
+        return answers
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -166,160 +164,158 @@ class Registrar:
                 pause = RETRY_SECONDS
                 if not self.away_since:
                     self.away_since = time.time()
-                    log.warning("%s; %d registrations wait", error, len(self._waiting))
-            except Exception:  # a bug here must not leave a learner that never promotes again
+                    log.warning("%s; %d registrations wait", error, len(self._pending))
+            except Exception:  # otherwise the learner would never promote again
                 pause = RETRY_SECONDS
-                log.exception("the registry's thread failed and goes on")
-            self._stopping.wait(self._rest_seconds)
+                log.exception("the registry's thread failed and continues")
+            self._stopping.wait(self._pause_seconds)
             self._wake.wait(pause)
             if pause == RETRY_SECONDS:
-                self._stopping.wait(min(pause, 1.0))  # what is handed over must not hurry outages
+                self._stopping.wait(min(pause, 1.0))  # submissions must not speed up retries
             self._wake.clear()
 
     def _turn(self) -> None:
         began = time.thread_time()
-        standings = self._registry.standings()  # raises when MLflow is away, and then all wait
-        self._rest_seconds = RESTS * (time.thread_time() - began)
+        aliases = self._registry.alias_states()  # raises if MLflow is away
+        self._pause_seconds = PAUSE_FACTOR * (time.thread_time() - began)
         with self._lock:
-            moves, asked = list(self._moves), sorted(self._asked)
+            moves, requested = list(self._moves), sorted(self._requested)
         for move in moves:
             if not self._stopping.is_set():
-                self._carry_out(move)
+                self._move(move)
         if moves:
-            standings = self._registry.standings()
+            aliases = self._registry.alias_states()
         now = time.monotonic()
-        waiting = [r for r in self.waiting() if now >= self._failures.get(r.name, (0, now))[1]]
-        ours = [r for r in waiting if self._is_due(r, standings)]
-        for registration in ours:
+        pending = [r for r in self.pending() if now >= self._failures.get(r.key, (0, now))[1]]
+        due = [r for r in pending if self._is_due(r, aliases)]
+        for registration in due:
             if not self._stopping.is_set():
-                self._try(registration, standings)
-        self._answers.put(self._registry.standings() if ours else standings)
-        for scope, version in asked:
+                self._try(registration, aliases)
+        self._answers.put(self._registry.alias_states() if due else aliases)
+        for scope, version in requested:
             if self._stopping.is_set():
                 return
             self._load(scope, version)
 
-    def _is_due(self, registration: Registration, standings: Mapping[str, Standing]) -> bool:
+    def _is_due(self, registration: Registration, states: Mapping[str, AliasState]) -> bool:
         """Whether it can be registered now.
 
-        A candidate waits until its scope has a champion, while another is compared, and for a while
-        after a roll-back, or two that are nearly alike would alternate. The first policy comes back
-        without that. All wait behind a pin, or each winner meanwhile would become a version.
+        A candidate waits for its scope's champion, for the end of a trial, and for a while after a
+        roll-back, or two similar policies would alternate. A return of the first policy does not.
+        All wait while a version is pinned, or each candidate would become a version.
         """
         scope = registration.policy.scope
-        standing = standings.get(scope, Standing(scope))
-        if not self._may(scope) or standing.pinned is not None:
+        aliases = states.get(scope, AliasState(scope))
+        if not self._holds(scope) or aliases.pinned is not None:
             return False
         if not registration.against:
             return True
         tries = self._trial and not registration.is_return
-        return standing.served is not None and (not tries or self._may_try(standing))
+        return aliases.served is not None and (not tries or self._may_try(aliases))
 
-    def _may_try(self, standing: Standing) -> bool:
-        """Whether alias trial is nobody else's, and nothing is compared or was rolled back."""
-        last, tried = (last_of(standing.tags, alias) for alias in ("champion", "trial"))
-        ours = tried is not None and (tried.after, tried.by) == (standing.trial, self._by)
+    def _may_try(self, aliases: AliasState) -> bool:
+        """Whether alias trial is free or ours, no trial is running, and none was rolled back."""
+        last, tried = (last_move(aliases.tags, alias) for alias in ("champion", "trial"))
+        ours = tried is not None and (tried.after, tried.by) == (aliases.trial, self._by)
         rests = last is not None and last.why.startswith(ROLLED_BACK) and _is_recent(last.at)
-        free = standing.trial in (None, standing.champion) or ours
-        return free and not rests and not self._busy(standing.scope)
+        free = aliases.trial in (None, aliases.champion) or ours
+        return free and not rests and not self._busy(aliases.scope)
 
-    def _carry_out(self, move: Move) -> None:
-        """Move aliases, or try again at the next turn; after ``TRIES`` failures it is given up."""
-        key = (move.scope, "a move of its aliases")
+    def _move(self, request: MoveRequest) -> None:
+        """Move aliases, or retry in the next turn; abandoned after ``MAX_TRIES`` failures."""
+        key = (request.scope, "a move of its aliases")
         try:
-            ours = self._may(move.scope)
-            done = carry_out(self._registry, move) if ours else Moved(move, LOST)
-            self.given_up["person"] += ours and bool(done.refusal)
+            ours = self._holds(request.scope)
+            refused = MoveResult(request, LEASE_LOST)
+            result = move_aliases(self._registry, request) if ours else refused
+            self.given_up["person"] += ours and bool(result.refusal)
         except Exception as error:  # noqa: BLE001 -- as in _try
-            if self._failed(key, error) < TRIES:
+            if self._record_failure(key, error) < MAX_TRIES:
                 return
-            self._count(key, "refused", error, "is given up")
-            done = Moved(move, str(error) or repr(error))
+            self._give_up(key, "refused", error, "is given up")
+            result = MoveResult(request, str(error) or repr(error))
         self._failures.pop(key, None)
         with self._lock:
-            self._moves.remove(move)
-        self._answers.put(done)
+            self._moves.remove(request)
+        self._answers.put(result)
 
-    def _try(self, registration: Registration, standings: Mapping[str, Standing]) -> None:
+    def _try(self, registration: Registration, states: Mapping[str, AliasState]) -> None:
         """Register it. One that MLflow refuses, as all are where writes are forbidden, waits longer
-        after each failure and blocks no other."""
-        scope, key = registration.policy.scope, registration.name
+        after each failure, and blocks no other."""
+        scope, key = registration.policy.scope, registration.key
         try:
-            settled = self._settled(registration, standings.get(scope, Standing(scope)))
+            result = self._register(registration, states.get(scope, AliasState(scope)))
         except PolicyRefused as error:
-            self._count(key, "unreadable", error, "is given up")
-        except Exception as error:  # noqa: BLE001 -- nor a bug that one scope's state brings out
-            if self._failed(key, error) == TRIES:
-                self._count(key, "refused", error, "waits, and is tried every ten minutes")
+            self._give_up(key, "unreadable", error, "is given up")
+        except Exception as error:  # noqa: BLE001 -- also a bug that one scope's state triggers
+            if self._record_failure(key, error) == MAX_TRIES:
+                self._give_up(key, "refused", error, "waits, and is tried every ten minutes")
             return
         else:
-            if settled is None:
+            if result is None:
                 return
-            self._answers.put(settled)
+            self._answers.put(result)
         self._failures.pop(key, None)
         with self._lock:
-            if self._waiting.get(registration.name) is registration:
-                del self._waiting[registration.name]
+            if self._pending.get(key) is registration:
+                del self._pending[key]
 
-    def _failed(self, key: tuple[str, str], error: Exception) -> int:
-        """Count a failure and schedule the next try; the number of failures in a row."""
+    def _record_failure(self, key: tuple[str, str], error: Exception) -> int:
+        """Schedule the next try; the number of failures in a row."""
         count = self._failures.get(key, (0, 0.0))[0] + 1
-        pause = min(FOLLOW_SECONDS * 2.0 ** min(count - 1, 30), LONGEST_PAUSE_SECONDS)
+        pause = min(FOLLOW_SECONDS * 2.0 ** min(count - 1, 30), MAX_PAUSE_SECONDS)
         self._failures[key] = count, time.monotonic() + pause
         limited = self._limited_log
-        say = limited.warning if isinstance(error, HvdError) else limited.exception
-        say("MLflow refuses what is written: scope %s, %s: %s; tried again", *key, error)
+        write = limited.warning if isinstance(error, HvdError) else limited.exception
+        write("MLflow refuses a write: scope %s, %s: %s; retrying", *key, error)
         return count
 
-    def _count(self, key: tuple[str, str], reason: str, error: Exception, then: str) -> None:
-        """Count a request that is not carried out, and log what happens to it."""
+    def _give_up(self, key: tuple[str, str], reason: str, error: Exception, then: str) -> None:
+        """Count and log a request that is not carried out."""
         self.given_up[reason] += 1
         self._limited_log.warning(
-            "scope %s: %s %s (%s): what is served stays; see to it that MLflow takes what the "
-            "learner writes", *key, then, error,
+            "scope %s: %s %s (%s): the served policy stays; check that MLflow accepts the "
+            "learner's writes", *key, then, error,
         )  # fmt: skip
 
-    def _settled(self, registration: Registration, standing: Standing) -> Settled | None:
-        """Register it, and let it be champion or go on trial, unless a person's word stands against
-        that; None where it is to wait, or the scope is another learner's by now."""
+    def _register(self, registration: Registration, aliases: AliasState) -> Registered | None:
+        """Register it, and promote it or put it on trial, unless a person overrides that; None if
+        it must wait, or the lease is lost."""
         scope, version = registration.policy.scope, None
-        refusal, word = self._refusal(registration, standing), ""
+        refusal, result = self._refusal(registration, aliases), ""
         if not refusal:
             version = self._registry.register(
-                registration.policy,
-                registration.params,
-                registration.metrics,
-                registration.tags,
+                registration.policy, registration.params, registration.metrics, registration.tags,
                 registration.window,
-            )
-            # while nothing is compared, so that no former champion goes that may have to come back
+            )  # fmt: skip
+            # no trial is running, so no former champion is deleted that may have to come back
             self._retire(scope)
-            standing = self._registry.standing(scope)
-            refusal = self._refusal(registration, standing)
+            aliases = self._registry.alias_state(scope)
+            refusal = self._refusal(registration, aliases)
             if refusal:
                 self._registry.tag(scope, version, {"refusal": refusal})
-            elif not self._may(scope):
+            elif not self._holds(scope):
                 return None
             elif (
                 self._trial
                 and registration.against
                 and not registration.is_return
-                and not self._is_unusable(scope, standing.champion or 0)
+                and not self._is_unusable(scope, aliases.champion or 0)
             ):
-                if not self._may_try(standing):
+                if not self._may_try(aliases):
                     return None
-                word = self._put_on_trial(registration, version, standing)
+                result = self._put_on_trial(registration, version, aliases)
             else:
-                refusal, word = self._promote(registration, version, standing), "is champion"
+                refusal, result = self._promote(registration, version, aliases), "is champion"
         self.given_up["person"] += bool(refusal and registration.against)
         what = "a candidate" if version is None else f"version {version}"
         log.info(
-            "scope %s: %s %s", scope, what, f"left to a person: {refusal}" if refusal else word
+            "scope %s: %s %s", scope, what, f"left to a person: {refusal}" if refusal else result
         )
-        return Settled(version, refusal)
+        return Registered(version, refusal)
 
     def _retire(self, scope: str) -> None:
-        """Delete old versions; a store that refuses to delete must not keep back what has won."""
+        """Delete old versions; a failure must not block a candidate."""
         try:
             retired = self._registry.retire(scope, self._keep)
         except RegistryError as error:
@@ -328,54 +324,53 @@ class Registrar:
         if retired:
             log.info("scope %s: versions %s are retired", scope, ", ".join(map(str, retired)))
 
-    def _put_on_trial(self, registration: Registration, version: int, standing: Standing) -> str:
-        """Let alias trial name it, unless it was compared with this champion a while ago: the
-        offline gate, which found it better once, may do so every minute. What became of it."""
-        scope, tags = standing.scope, self._registry.tags(standing.scope, version)
+    def _put_on_trial(self, registration: Registration, version: int, aliases: AliasState) -> str:
+        """Move alias trial to it, unless it was compared with this champion recently: the gate,
+        which it passed once, may pass it every minute. The result in words."""
+        scope, tags = aliases.scope, self._registry.tags(aliases.scope, version)
         for kind in ("trial", "watch"):
             with suppress(ValueError, TypeError):
                 at = datetime.fromisoformat(tags.get(f"{kind}_at", ""))
-                if tags.get(f"{kind}_against") == str(standing.champion) and _is_recent(at):
+                if tags.get(f"{kind}_against") == str(aliases.champion) and _is_recent(at):
                     return f"is not tried now: on {kind} it was {tags.get(kind)} a while ago"
-        if standing.champion == version:
+        if aliases.champion == version:
             return "is champion"
         why = registration.tags.get("verdict", "")
-        by = self._by
-        named = self._registry.move_over(scope, "trial", standing.trial, version, by, why)
-        return "goes on trial" if named == version else f"waits: version {named} is on trial"
+        trial = self._registry.move_from(scope, "trial", aliases.trial, version, self._by, why)
+        return "goes on trial" if trial == version else f"waits: version {trial} is on trial"
 
-    def _promote(self, registration: Registration, version: int, standing: Standing) -> str:
-        """Let it be champion; why a person's word stands against it, or ""."""
-        scope = standing.scope
+    def _promote(self, registration: Registration, version: int, aliases: AliasState) -> str:
+        """Make it champion; why a person overrides that, or ""."""
+        scope = aliases.scope
         why = registration.tags.get("verdict", "the first of its scope")
-        move = Move(scope, self._by, why, {}, over=standing.champion or 0, to=version)
-        refusal = carry_out(self._registry, move).refusal
-        if registration.tags.get("origin") == KEPT and not refusal:
+        request = MoveRequest(scope, self._by, why, {}, over=aliases.champion or 0, to=version)
+        refusal = move_aliases(self._registry, request).refusal
+        if registration.tags.get("origin") == RECOVERED and not refusal:
             log.warning(
-                "scope %s: MLflow had no champion any more: what is in force stays, and is "
-                "version %d now; to serve another, promote it", scope, version,
+                "scope %s: MLflow had lost its champion: the policy in force stays, as version %d; "
+                "to serve another, promote it", scope, version,
             )  # fmt: skip
         return refusal
 
-    def _refusal(self, registration: Registration, standing: Standing) -> str:
-        """Why a person's word stands against its promotion; an unusable champion is none."""
-        champion = standing.champion
+    def _refusal(self, registration: Registration, aliases: AliasState) -> str:
+        """Why a person overrides its promotion, or ""; an unusable champion is no override."""
+        champion = aliases.champion
         if not registration.against:
-            return operator_override(standing, None)
-        if standing.pinned is None and champion is not None:
-            if self._is_unusable(standing.scope, champion):
+            return operator_override(aliases, None)
+        if aliases.pinned is None and champion is not None:
+            if self._is_unusable(aliases.scope, champion):
                 return ""
-            digest = self._registry.digest(standing.scope, champion)
+            digest = self._registry.digest(aliases.scope, champion)
             if digest in (registration.against, digest_of(registration.policy)):
-                return ""  # or it was made champion already, before we were cut off
-        return operator_override(standing)
+                return ""  # the latter after an interrupted promotion
+        return operator_override(aliases)
 
     def is_unreadable(self, scope: str, version: int) -> bool:
-        """Whether it could not be read when it was asked for last. Any thread may ask."""
+        """Whether loading it failed last time. Thread-safe."""
         return (scope, version) in self._unusable
 
     def _is_unusable(self, scope: str, version: int) -> bool:
-        """Whether it could not be read, and cannot now: what keeps it may only have been away."""
+        """Whether loading it failed, and still fails: its storage may only have been away."""
         if (scope, version) in self._unusable:
             self._load(scope, version)
         return (scope, version) in self._unusable
@@ -385,16 +380,15 @@ class Registrar:
             policy = self._registry.load(scope, version)
         except RegistryError as error:
             if (scope, version) not in self._unusable:
-                log.warning("%s; what is served stays until a candidate wins", error)
+                log.warning("%s; the served policy stays until a candidate wins", error)
                 self._unusable.add((scope, version))
             return
         self._unusable.discard((scope, version))
         with self._lock:
-            self._asked.discard((scope, version))
+            self._requested.discard((scope, version))
         self._answers.put(policy)
 
 
 def _is_recent(at: datetime) -> bool:
-    """Whether it is no longer ago than :data:`REST`; a clock that was far ahead keeps nothing from
-    trial."""
-    return abs(datetime.now(UTC) - at) < REST
+    """Whether it is less than :data:`COOLDOWN` ago; a clock far ahead blocks no trial."""
+    return abs(datetime.now(UTC) - at) < COOLDOWN

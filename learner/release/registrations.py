@@ -1,7 +1,4 @@
-"""Requests to the registrar, their answers, and how aliases move when a comparison ends.
-
-Tags keep who moved what, and why.
-"""
+"""Requests to the registrar and their results, and alias moves at the end of a comparison."""
 
 from __future__ import annotations
 
@@ -10,26 +7,30 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from decoder.contracts.bundle import FIRST, Policy
-from learner.evaluation.contest import Challenger
-from learner.release.registry import Registry, Standing, digest_of
+from learner.evaluation.challengers import Challenger
+from learner.release.registry import AliasState, Registry, digest_of
 from learner.scope import Scope
 from learner.scopes import initial_policy
 from learner.settings import LearnerSettings
 
-KEPT: Final = "kept"
-"""Origin of a policy that is in force, and no version any more."""
+RECOVERED: Final = "kept"
+"""Origin of a policy that is in force here, but missing in the registry."""
 INITIAL: Final = "its first policy"
-"""What is registered of a scope without a champion."""
+CANDIDATE: Final = "a candidate"
+RETURN: Final = "the first policy, which comes back"
+"""Kinds of registrations."""
 ROLLED_BACK: Final = "rolled back from version"
-"""How the reason of a learner's way back begins."""
+"""Prefix of the reason of a learner's roll-back."""
+LEASE_LOST: Final = "the lease is lost"
+"""Refusal of a move that the next holder must make."""
 
 
 @dataclass(frozen=True)
 class Registration:
-    """A policy to be registered, and promoted if it is still ``against`` what it was judged.
+    """A policy to register, and to promote if the champion is still the one it was judged against.
 
-    ``against`` is the digest of the champion it won over; "" of a scope's first policy, which is
-    promoted where there is no champion. A metric of several values is a curve in MLflow.
+    ``against`` is that champion's digest; "" for a scope's initial policy, which is promoted if
+    there is no champion. A metric of several values is a curve in MLflow.
     """
 
     policy: Policy
@@ -40,36 +41,37 @@ class Registration:
     window: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def name(self) -> tuple[str, str]:
-        """Scope and what it is. Of these one waits: a later winner takes the place of an earlier
-        one, and no winner that of the first policy, which comes back."""
-        kind = "the first policy, which comes back" if self.is_return else "a candidate"
+    def key(self) -> tuple[str, str]:
+        """Scope and kind, of which one registration is pending: a later candidate replaces an
+        earlier one, but not a return of the first policy."""
+        kind = RETURN if self.is_return else CANDIDATE
         return self.policy.scope, kind if self.against else INITIAL
 
     @property
     def is_return(self) -> bool:
-        """Whether it is the first policy, which comes back at once and is not tried."""
+        """Whether the first policy comes back, without a trial."""
         return self.params.get("learner") == FIRST
 
 
 @dataclass(frozen=True)
-class Settled:
-    """What was handed over is ``version`` now, under alias champion or trial; ``refusal`` says why
-    not, or "". One that was refused before it was registered has no version."""
+class Registered:
+    """Result of a registration: ``version`` is champion or on trial, unless there is a ``refusal``;
+    None if it was refused before."""
 
     version: int | None
     refusal: str
 
 
-def registration_of(scope: Scope, won: Challenger, offsets: Mapping[int, int]) -> Registration:
-    """What the registry is told of a candidate that won over the champion of ``scope``, when
-    records had been read up to ``offsets``."""
+def registration_of(
+    scope: Scope, candidate: Challenger, offsets: Mapping[int, int]
+) -> Registration:
+    """The registration of a candidate; ``offsets`` are the next records to read by partition."""
     return Registration(
-        won.policy,
+        candidate.policy,
         against=digest_of(scope.champion),
-        params={"learner": won.origin, "champion": scope.version},
-        metrics={**won.metrics, **scope.skill_since(won.policy, won.since)},
-        tags={"verdict": won.reason, "origin": "learner", **scope.served},
+        params={"learner": candidate.origin, "champion": scope.version},
+        metrics={**candidate.metrics, **scope.skill_since(candidate.policy, candidate.since)},
+        tags={"verdict": candidate.reason, "origin": "learner", **scope.served},
         window={
             **scope.window(),
             "topic": scope.settings.topic.name,
@@ -79,24 +81,20 @@ def registration_of(scope: Scope, won: Challenger, offsets: Mapping[int, int]) -
 
 
 def first_registration(name: str, scope: Scope | None, settings: LearnerSettings) -> Registration:
-    """What becomes champion of scope ``name``, which has none: its first policy; or the one in
-    force, where somebody deleted its version or took the alias away."""
+    """The registration of the policy for scope ``name`` without a champion: the initial one, or
+    that in force, whose version or alias somebody deleted."""
     policy, origin = initial_policy(name, settings), str(settings.start)
     if scope is not None and scope.version:
-        policy, origin = scope.champion, KEPT
+        policy, origin = scope.champion, RECOVERED
     return Registration(policy, tags={"origin": origin, **(scope.served if scope else {})})
 
 
-LOST: Final = "the lease is lost"
-"""Refusal of a move that is the next holder's to make."""
-
-
 @dataclass(frozen=True)
-class Move:
-    """In ``scope``: set ``tags`` by version, and move what of the aliases is named.
+class MoveRequest:
+    """In ``scope``, set ``tags`` by version, and move aliases.
 
-    ``champion`` goes from ``over`` to ``to``; where ``first`` is given, to the version that it is
-    or becomes, and not to ``to``. Alias ``trial`` names ``ended`` no longer.
+    ``champion`` moves from ``over`` to ``to``, or to the version of ``first`` if given. Alias
+    ``trial`` is removed from version ``ended``.
     """
 
     scope: str
@@ -110,57 +108,56 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """``move`` is done, or not done for the reason ``refusal``; ``standing`` is where the aliases
-    stand then, None where nobody looked."""
+class MoveResult:
+    """``request`` was carried out, or not for the reason ``refusal``; ``aliases`` afterwards, None
+    if unknown."""
 
-    move: Move
+    request: MoveRequest
     refusal: str = ""
-    standing: Standing | None = None
+    aliases: AliasState | None = None
 
 
-Answer = Settled | dict[str, Standing] | Policy | Moved
-"""A dict is where the aliases of all scopes stand, a policy what was asked for."""
+Answer = Registered | dict[str, AliasState] | Policy | MoveResult
+"""A dict holds the aliases of all scopes; a policy was requested."""
 
 
-def carry_out(registry: Registry, move: Move) -> Moved:
-    """Move the aliases, unless a person has moved the champion or set a pin. Idempotent.
+def move_aliases(registry: Registry, request: MoveRequest) -> MoveResult:
+    """Move aliases, unless a person has moved the champion or set a pin. Idempotent.
 
-    Aliases come before tags, and each is moved only from where it was seen
-    (:mod:`.registry.moves`). Where nothing is moved, tag ``refusal`` of the versions says why.
+    Aliases are moved before tags are set, and only from where they were seen
+    (:mod:`.registry.moves`). After a refusal, tag ``refusal`` of the versions holds the reason.
 
     Raises:
         RegistryError: MLflow is away, or refuses.
     """
-    to = move.to if move.first is None else registry.find(move.first)
-    standing = registry.standing(move.scope)
+    scope, by, why = request.scope, request.by, request.why
+    to = request.to if request.first is None else registry.find(request.first)
+    aliases = registry.alias_state(scope)
     refusal = ""
-    if move.to is not None:
-        refusal = operator_override(standing, move.over or None, to or 0)
-        if move.first is not None and to is None and not refusal:
-            to = registry.register(move.first)  # a new release has brought another
-        if to is not None and not refusal and standing.champion != to:
-            champion = registry.move_over(
-                move.scope, "champion", standing.champion, to, move.by, move.why
-            )
-            standing = replace(standing, champion=champion)
-            refusal = operator_override(standing, to)
-    if move.ended is not None and standing.trial == move.ended:
-        registry.move_over(move.scope, "trial", move.ended, None, move.by, move.why)
+    if request.to is not None:
+        refusal = operator_override(aliases, request.over or None, to or 0)
+        if request.first is not None and to is None and not refusal:
+            to = registry.register(request.first)  # of a new release
+        if to is not None and not refusal and aliases.champion != to:
+            champion = registry.move_from(scope, "champion", aliases.champion, to, by, why)
+            aliases = replace(aliases, champion=champion)
+            refusal = operator_override(aliases, to)
+    if request.ended is not None and aliases.trial == request.ended:
+        registry.move_from(scope, "trial", request.ended, None, by, why)
+    tags = request.tags
     if refusal:
-        for version in {*move.tags, *([] if to is None else [to])}:
-            registry.tag(move.scope, version, {"refusal": refusal})
-        return Moved(move, refusal, registry.standing(move.scope))
-    for version, tags in move.tags.items():
-        registry.tag(move.scope, version, tags)
-    return Moved(move, standing=registry.standing(move.scope))
+        versions = {*request.tags, *([] if to is None else [to])}
+        tags = {version: {"refusal": refusal} for version in versions}
+    for version, values in tags.items():
+        registry.tag(scope, version, values)
+    return MoveResult(request, refusal, registry.alias_state(scope))
 
 
-def operator_override(standing: Standing, *expected: int | None) -> str:
-    """Why a manual alias change blocks the move of a champion that is ``expected``, or ""."""
-    champion = standing.champion
-    if standing.pinned is not None:
-        return f"version {standing.pinned} is pinned"
+def operator_override(aliases: AliasState, *expected: int | None) -> str:
+    """Why a manual alias change blocks a promotion over an ``expected`` champion, or ""."""
+    champion = aliases.champion
+    if aliases.pinned is not None:
+        return f"version {aliases.pinned} is pinned"
     if champion in expected:
         return ""
     if champion is None:

@@ -1,7 +1,7 @@
 """Rollouts of all scopes: reads rounds, publishes trials to workers, has the registry move aliases.
 
-Only the holder of a scope's lease publishes or moves. The others read the same aliases and rounds,
-and so can take over with the same evidence.
+Only the holder of a scope's lease publishes or moves. Others read the same aliases and rounds, and
+can take over with the same evidence.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from decoder.contracts.errors import ContractError
 from decoder.contracts.trials import decode_round
 from decoder.experiment.effect import UNKNOWN
 from decoder.limited_log import LimitedLog
-from learner.evaluation.contest import TRIED
+from learner.evaluation.challengers import TRIED
 from learner.ingest.sequences import Sequences
 from learner.ingest.source import EventSource
 from learner.lease import MARGIN_SECONDS, Lease
 from learner.release.comparison import SHARE, Comparison, Outcome
-from learner.release.publish import PolicyPublisher
+from learner.release.publisher import PolicyPublisher
 from learner.release.registrar import Registrar
-from learner.release.registrations import LOST, ROLLED_BACK, Move, Moved
-from learner.release.registry import Standing
+from learner.release.registrations import LEASE_LOST, ROLLED_BACK, MoveRequest, MoveResult
+from learner.release.registry import AliasState
 from learner.release.rollout import Event, Rollout, State
 from learner.scope import Scope
 from learner.scopes import initial_policy
@@ -50,12 +50,12 @@ class Rollouts:
         publisher: PolicyPublisher,
         registrar: Registrar,
         source: EventSource,
-        of: Mapping[str, Rollout],
+        by_scope: Mapping[str, Rollout],
         sequences: Sequences,
     ) -> None:
-        """``source`` reads the trials topic; ``of`` and ``sequences`` are a checkpoint's."""
+        """``source`` reads the trials topic; ``by_scope`` and ``sequences`` are a checkpoint's."""
         self.settings = settings
-        self.of = dict(of)
+        self.by_scope = dict(by_scope)
         self.sequences = sequences
         self.source = source
         self.refused = 0
@@ -63,32 +63,31 @@ class Rollouts:
         self._lease, self._publisher = lease, publisher
         self._registrar = registrar
         self._followed = False
-        self._handed: dict[str, Move] = {}  # under way
+        self._moving: dict[str, MoveRequest] = {}
 
     def busy(self, scope: str) -> bool:
-        """Whether a policy of ``scope`` is on trial; what is watched gives way to the next. Any
-        thread may ask."""
-        rollout = self.of.get(scope)
-        one = None if rollout is None else rollout.one
-        return one is not None and one.kind == "trial"
+        """Whether a policy of ``scope`` is on trial; one on watch gives way. Thread-safe."""
+        rollout = self.by_scope.get(scope)
+        current = None if rollout is None else rollout.comparison
+        return current is not None and current.kind == "trial"
 
-    def open(self) -> set[str]:
-        """Scopes in which something is compared, or lies on the topic as if it were."""
-        last = self._publisher.published.last
-        return {s for s, rollout in self.of.items() if rollout.one or last(s, TRIAL)}
+    def active(self) -> set[str]:
+        """Scopes with a comparison, or with a trial on the topic."""
+        last = self._publisher.topic.last
+        return {s for s, rollout in self.by_scope.items() if rollout.comparison or last(s, TRIAL)}
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Disconnect."""
         self.source.close()
 
-    def hear(self, scope: str) -> None:
-        """Drafts of ``scope`` have come."""
-        rollout = self.of.get(scope)
-        if rollout is not None and rollout.one is not None:
-            rollout.one.hear(time.time())
+    def record_traffic(self, scope: str) -> None:
+        """Record that drafts of ``scope`` arrived."""
+        rollout = self.by_scope.get(scope)
+        if rollout is not None and rollout.comparison is not None:
+            rollout.comparison.record_traffic(time.time())
 
     def read(self) -> None:
-        """Take in the rounds that have come, once it is known what they are about."""
+        """Read new rounds, once aliases are known."""
         if not self._followed:
             return
         for record in self.source.records(0.0, ROUNDS_SECONDS):
@@ -102,129 +101,130 @@ class Rollouts:
                 continue
             if not self.sequences.admit(played.life, record.partition, played.number):
                 continue
-            rollout = self.of.get(played.scope)
+            rollout = self.by_scope.get(played.scope)
             if rollout is not None:
-                rollout.take(played, time.time())
+                rollout.update(played, time.time())
 
-    def follow(self, standings: Mapping[str, Standing]) -> None:
-        """Take in where the aliases stand, decide what is ripe, and withdraw what is over.
+    def follow(self, states: Mapping[str, AliasState]) -> None:
+        """Take in aliases, decide comparisons, and withdraw ended trials.
 
-        The policy topic has been read to its end.
+        The policy topic must have been read to its end.
         """
         self._followed = True
-        for scope, standing in standings.items():
-            rollout = self.of.setdefault(scope, Rollout())
+        for scope, aliases in states.items():
+            rollout = self.by_scope.setdefault(scope, Rollout())
             try:
-                self._see_to(scope, rollout, standing)
-            except Exception:  # noqa: BLE001 -- one scope's rounds must not end the learner of all
+                self._follow_scope(scope, rollout, aliases)
+            except Exception:  # noqa: BLE001 -- one scope's rounds must not end the learner
                 self._give_up(scope, rollout)
 
     def due(self, scope: str) -> tuple[int, float] | None:
-        """Version and share of what is to lie on the policy topic for trial."""
-        rollout = self.of.get(scope, Rollout())
-        one = rollout.one
-        comparing = one is not None and rollout.state is State.COMPARING
-        return (one.version, one.share) if one is not None and comparing else None
+        """Version and share of the trial that belongs on the policy topic."""
+        rollout = self.by_scope.get(scope, Rollout())
+        current = rollout.comparison
+        comparing = current is not None and rollout.state is State.COMPARING
+        return (current.version, current.share) if current is not None and comparing else None
 
-    def judge(self, scope: Scope) -> int | None:
-        """Take in what the labels of ``scope`` say of the policy on trial; its version, where the
-        scope does not judge it yet. Mutates."""
-        rollout = self.of.get(scope.name, Rollout())
-        one, tried = rollout.one, scope.contest.seats[TRIED]
-        if one is None or one.kind != "trial" or rollout.outcome is not None:
+    def update_labels(self, scope: Scope) -> int | None:
+        """Take in the gain of the policy on trial by the labels of ``scope``; its version, if the
+        scope does not evaluate it yet. Mutates."""
+        rollout = self.by_scope.get(scope.name, Rollout())
+        current, tried = rollout.comparison, scope.challengers.slots[TRIED]
+        if current is None or current.kind != "trial" or rollout.outcome is not None:
             scope.put_on_trial(None)
-        elif tried is None or tried.policy.version != one.version:
-            return one.version
+        elif tried is None or tried.policy.version != current.version:
+            return current.version
         else:
-            one.labels = tried.gain()
+            current.labels = tried.gain()
         return None
 
-    def published(self, policy: Policy) -> None:
-        """What was due lies there, unless something else is due by now."""
+    def acknowledge(self, policy: Policy) -> None:
+        """Take in that a trial was published, if it is still due."""
         if (policy.version, policy.share) == self.due(policy.scope):
-            self.of[policy.scope].published(policy.publication, time.time())
+            self.by_scope[policy.scope].acknowledge(policy.publication, time.time())
 
-    def moved(self, done: Moved) -> None:
-        """What an outcome asked for is done, or was refused for a person's sake."""
-        scope = done.move.scope
-        if done.refusal:
-            log.warning("scope %s: %s", scope, done.refusal)
-        if self._handed.get(scope) is not done.move:
+    def resolve(self, result: MoveResult) -> None:
+        """Take in the result of a move."""
+        scope = result.request.scope
+        if result.refusal:
+            log.warning("scope %s: %s", scope, result.refusal)
+        if self._moving.get(scope) is not result.request:
             return
-        del self._handed[scope]
-        rollout = self.of[scope]
-        if rollout.outcome is not None and done.refusal != LOST:  # else the next holder does it
-            outcome = Outcome("give up", done.refusal) if done.refusal else rollout.outcome
-            rollout.verdicts[outcome.word] += 1
+        del self._moving[scope]
+        rollout = self.by_scope[scope]
+        if rollout.outcome is not None and result.refusal != LEASE_LOST:
+            refused = Outcome("give up", result.refusal)
+            outcome = refused if result.refusal else rollout.outcome
+            rollout.verdicts[outcome.verdict] += 1
             rollout.step(Event.CARRIED_OUT, outcome)
 
-    def _see_to(self, scope: str, rollout: Rollout, standing: Standing) -> None:
-        was, ended = rollout.one, None
+    def _follow_scope(self, scope: str, rollout: Rollout, aliases: AliasState) -> None:
+        was, ended = rollout.comparison, None
         if self.settings.rollout == "off":
-            rollout.champion = standing.champion or 0
-            if rollout.one is not None:
+            rollout.champion = aliases.champion or 0
+            if rollout.comparison is not None:
                 rollout.step(Event.GONE)
         else:
-            ended = rollout.follow(standing, time.time())
-        one, ours = rollout.one, self._lease.holds(scope)
-        last = self._publisher.published.last(scope, TRIAL)
+            ended = rollout.follow(aliases, time.time())
+        current, ours = rollout.comparison, self._lease.holds(scope)
+        last = self._publisher.topic.last(scope, TRIAL)
         others = self._lease.holder_of(scope) not in ("", self._lease.holder)
-        if one is not None and one is not was:
-            log.info("scope %s: %s", scope, rollout.said)
-        if one is not None and last is not None and last.version == one.version:
-            rollout.published(last.number, time.time(), last.since)
-            one.share = one.share if ours else last.share or SHARE
-        elif one is not None and one.number and others:  # its holder has ended it
+        if current is not None and current is not was:
+            log.info("scope %s: %s", scope, rollout.summary)
+        if current is not None and last is not None and last.version == current.version:
+            rollout.acknowledge(last.number, time.time(), last.since)
+            current.share = current.share if ours else last.share or SHARE
+        elif current is not None and current.number and others:  # its holder has ended it
             rollout.step(Event.GONE)
             rollout.asked = 0
         if ended is not None or not ours:
-            self._handed.pop(scope, None)
+            self._moving.pop(scope, None)
         if ours and ended is not None:
-            rollout.verdicts[ended[1].word] += 1
-            self._registrar.move(self._ending(scope, *ended))
+            rollout.verdicts[ended[1].verdict] += 1
+            self._registrar.move(self._end_request(scope, *ended))
         if ours:
-            self._act(scope, rollout, lies=last is not None)
+            self._act(scope, rollout, published=last is not None)
 
-    def _act(self, scope: str, rollout: Rollout, *, lies: bool) -> None:
-        """Have carried out what a comparison comes to, and withdraw what ``lies`` on the topic."""
+    def _act(self, scope: str, rollout: Rollout, *, published: bool) -> None:
+        """Carry out the outcome of a comparison; withdraw a ``published`` trial that is over."""
         if rollout.decide(self.settings):
-            log.info("scope %s: %s", scope, rollout.said)
-        one, outcome = rollout.one, rollout.outcome
-        if one is not None and outcome is not None and scope not in self._handed:
-            self._handed[scope] = move = self._move(scope, one, outcome)
-            self._registrar.move(move)
-        over = one is None or outcome is not None
-        lies = lies and not self._publisher.waits(scope, TRIAL)
-        if over and lies and self._lease.holds(scope, MARGIN_SECONDS):
+            log.info("scope %s: %s", scope, rollout.summary)
+        current, outcome = rollout.comparison, rollout.outcome
+        if current is not None and outcome is not None and scope not in self._moving:
+            self._moving[scope] = request = self._move_request(scope, current, outcome)
+            self._registrar.move(request)
+        over = current is None or outcome is not None
+        withdraws = over and published and not self._publisher.must_wait(scope, TRIAL)
+        if withdraws and self._lease.holds(scope, MARGIN_SECONDS):
             term = partial(self._lease.term, scope, MARGIN_SECONDS)
-            self._publisher.begin(scope, TRIAL, term)
+            self._publisher.submit(scope, TRIAL, term)
 
     def _give_up(self, scope: str, rollout: Rollout) -> None:
-        """End a comparison that failed; called where an exception is handled. The champion stays,
-        and what was on trial is withdrawn as after any end."""
+        """End a comparison that raised the exception being handled; the champion stays."""
         log.exception("scope %s: its comparison failed and is given up", scope)
         rollout.fail()
 
-    def _move(self, scope: str, one: Comparison, outcome: Outcome) -> Move:
-        """What is to be done about ``outcome``; who approves moves the champion himself."""
-        move = self._ending(scope, one, outcome)
-        if outcome.word not in ("promote", "roll back") or self.settings.rollout == "approve":
-            return move
-        back = f"{ROLLED_BACK} {one.over}: " if outcome.word == "roll back" else ""
+    def _move_request(self, scope: str, ended: Comparison, outcome: Outcome) -> MoveRequest:
+        """Moves that ``outcome`` asks for; with ``approve``, a person moves the champion."""
+        request = self._end_request(scope, ended, outcome)
+        if outcome.verdict not in ("promote", "roll back") or self.settings.rollout == "approve":
+            return request
+        back = f"{ROLLED_BACK} {ended.over}: " if outcome.verdict == "roll back" else ""
         first = initial_policy(scope, self.settings) if outcome.to_first else None
-        return replace(move, over=one.over, to=one.version, first=first, why=back + outcome.why)
+        why = back + outcome.why
+        return replace(request, over=ended.over, to=ended.version, first=first, why=why)
 
-    def _ending(self, scope: str, one: Comparison, outcome: Outcome) -> Move:
-        """The end of its alias, and tags of the version that was put to the test: what became of
-        it, who says so, why, and its rate over that of the version it was compared with."""
-        figures, trial, by = one.figures(), one.kind == "trial", self._lease.holder
+    def _end_request(self, scope: str, ended: Comparison, outcome: Outcome) -> MoveRequest:
+        """Removal of alias trial, and tags of the tested version: result, holder, reason, and its
+        rate over the version that it was compared with."""
+        figures, trial, by = ended.figures(), ended.kind == "trial", self._lease.holder
         values = {
-            "_against": str(one.other),
+            "_against": str(ended.other),
             "_by": by,
             "_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "_why": outcome.why,
             "_pairs": str(figures.cost.pairs),
-            "_minutes": f"{one.seconds / 60.0:.1f}",
+            "_minutes": f"{ended.seconds / 60.0:.1f}",
         }
         ratios = {"_ratio": figures.cost.ratio, "_wall_ratio": figures.wall.ratio}
         if math.isfinite(figures.cost.high):
@@ -232,34 +232,34 @@ class Rollouts:
             ratios |= {"_low": low, "_high": high} if trial else {"_low": high, "_high": low}
         if figures.cost.pairs:
             values |= {name: f"{r if trial else 1.0 / r:.4f}" for name, r in ratios.items()}
-        # tags are set one after another: who sees the outcome finds the rest
-        words = _WORDS.get(outcome.word, (outcome.word, outcome.word))
-        values[""] = words[self.settings.rollout == "approve"]
-        tags = {one.kind + name: text for name, text in values.items()}
-        return Move(scope, by, outcome.why, {one.subject: tags}, ended=one.version)
+        # set last, as tags are set one after another
+        results = _RESULTS.get(outcome.verdict, (outcome.verdict, outcome.verdict))
+        values[""] = results[self.settings.rollout == "approve"]
+        tags = {ended.kind + name: text for name, text in values.items()}
+        return MoveRequest(scope, by, outcome.why, {ended.subject: tags}, ended=ended.version)
 
     def status(self, scope: str) -> dict[str, object]:
-        """Of ``scope``, as fields of a learner's status."""
-        rollout = self.of.get(scope, Rollout())
+        """Status fields of ``scope``."""
+        rollout = self.by_scope.get(scope, Rollout())
         fields: dict[str, object] = {
-            "rollout_said": rollout.said,
+            "rollout_said": rollout.summary,
             "rounds_refused": self.refused,
             "verdicts": dict(rollout.verdicts),
         }
-        one = rollout.one
-        if one is None:
+        current = rollout.comparison
+        if current is None:
             return fields
         try:
-            effect, reach = one.figures().cost, one.reach(self.settings)
+            effect, forecast = current.figures().cost, current.forecast(self.settings)
         except Exception:  # noqa: BLE001 -- as in follow
             self._give_up(scope, rollout)
-            effect, reach = UNKNOWN, ""
+            effect, forecast = UNKNOWN, ""
         known = math.isfinite(effect.high)
         return fields | {
-            "rollout_said": rollout.said + (f": {reach}" if reach else ""),
-            "rollout": one.kind,
-            "trial_version": one.version,
-            "trial_share": one.share,
+            "rollout_said": rollout.summary + (f": {forecast}" if forecast else ""),
+            "rollout": current.kind,
+            "trial_version": current.version,
+            "trial_share": current.share,
             "trial_ratio": effect.ratio if effect.pairs else 0.0,
             "trial_low": effect.low if known else 0.0,
             "trial_high": effect.high if known else 0.0,
@@ -267,11 +267,11 @@ class Rollouts:
         }
 
 
-_WORDS: Final = {
+_RESULTS: Final = {
     "promote": ("promoted", "passed"),
     "drop": ("dropped", "dropped"),
     "roll back": ("rolled back", "found slower"),
     "keep": ("kept", "kept"),
     "give up": ("ended", "ended"),
 }
-"""What is done about an outcome, and what it comes to where a person moves the aliases."""
+"""Tag of an outcome that is carried out, and that a person has to carry out."""

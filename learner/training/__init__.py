@@ -1,1 +1,1 @@
-"""Training rows, losses, and the networks that are trained on them."""
+"""Training rows, losses, and the networks trained on them."""

@@ -1,12 +1,11 @@
-"""Networks that learn side by side, and which of them predicts best.
+"""A slow and a fast network that learn side by side, and the better one of late.
 
-They differ in their memory and in nothing else: the slow one learns from all drafts that are held,
-the fast one from the newest. So while nothing changes the fast one is no better, however much there
-is to learn; after a change it is, which is what ``learner.evaluation.drift`` waits for. With two
-learning rates instead, the faster one was the better for a thousand requests of the same traffic.
-The better one of late is found by the fixed share of Herbster and Warmuth 1998 ("Tracking the best
-expert"): a share of each weight always goes on to the other, so a change of the best is followed
-within some dozen drafts, and nothing that was learned is thrown away.
+They differ in memory only: the slow one learns from all buffered drafts, the fast one from the
+newest. So the fast one is better only after a change, which ``learner.evaluation.drift`` detects.
+(With two learning rates instead, the faster one was better for a thousand requests of stationary
+traffic.) The better one is tracked by the fixed-share algorithm (Herbster and Warmuth 1998,
+"Tracking the best expert"): each weight passes a share to the other, so that a change is followed
+within some dozen drafts.
 """
 
 from __future__ import annotations
@@ -25,44 +24,42 @@ NAMES: Final = ("slow", "fast")
 SLOW, FAST = range(2)
 BATCH: Final = 128
 RECENT: Final = 600
-"""Newest drafts, which the fast one learns from."""
+"""Newest drafts, from which the fast network learns."""
 STEPS: Final = 8
-"""Of each network for a block of drafts, each of which is seen sixteen times by either."""
+"""Optimiser steps a block of drafts: each network sees a draft sixteen times."""
 PER_SECOND: Final = 100.0
-"""Drafts a second from which on steps are fewer: with more drafts each need not be seen so often,
-and learning takes the same part of a core."""
+"""Above so many drafts a second, steps are reduced: learning takes the same share of a core."""
 WARM_UP: Final = 150
-"""Steps that networks which begin at random take at once."""
+"""Steps of randomly initialised networks at the start."""
 SHARE: Final = 0.02
-"""Of each one's weight that goes to the others with every block."""
+"""Share of each weight that passes to the others with every block."""
 BEHIND: Final = 0.05
-"""Weight below which a network goes on from where the leader stands."""
+"""Weight below which a network is replaced by a copy of the leader."""
 
 
-def _alike() -> Floats:
+def _uniform() -> Floats:
     return np.full(len(NAMES), 1.0 / len(NAMES))
 
 
 @dataclass
 class Learners:
-    """The networks of a scope, side by side in ``trainer``; none before :meth:`begin`.
+    """The networks of a scope in ``trainer``; None before :meth:`begin`.
 
-    ``weights`` [networks] add up to one: how much each is trusted to predict best. ``updates``
-    counts optimiser steps of each.
+    ``weights`` [networks] are the fixed-share weights, ``updates`` counts optimiser steps of each.
     """
 
     trainer: train.Trainer | None = None
-    weights: Floats = field(default_factory=_alike)
+    weights: Floats = field(default_factory=_uniform)
     updates: int = 0
 
     @property
     def leader(self) -> int:
-        """Index of the one that predicts best of late."""
+        """Index of the best network of late."""
         return int(self.weights.argmax())
 
     def begin(self, kind: Kind, champion: Policy, buffer: Buffer) -> None:
-        """Start from the champion's weights, or at random where it is of another kind. Mutates."""
-        self.weights, networks = _alike(), len(NAMES)
+        """Start from the champion's weights, or at random if it is of another kind. Mutates."""
+        self.weights, networks = _uniform(), len(NAMES)
         if champion.kind == kind:
             normal = champion.mean, champion.std
             self.trainer = train.start(kind, normal, champion.layers, train.SLOW, networks)
@@ -72,26 +69,23 @@ class Learners:
         self.learn(buffer, WARM_UP)
 
     def compare(self, rows: Rows, labels: Labels) -> Floats:
-        """Compare the networks on drafts that they have not learned from. Mutates ``weights``.
-
-        Returns:
-            float64 [n], how much better the fast one predicted them, in nats.
-        """
+        """Compare the networks on unseen drafts: by how much the fast one predicts better, float64
+        [n] in nats. Mutates ``weights``."""
         assert self.trainer is not None
         outputs = train.outputs_of(self.trainer, rows.features)
-        found = scores(self.trainer.kind, outputs, tensors(labels))
-        total = found.sum(axis=1)
-        held = self.weights * np.exp(total - total.max())
-        held = held / held.sum()
-        self.weights = (1.0 - SHARE) * held + SHARE / len(NAMES)
-        advantages: Floats = found[FAST] - found[SLOW]
+        score = scores(self.trainer.kind, outputs, tensors(labels))
+        total = score.sum(axis=1)
+        posterior = self.weights * np.exp(total - total.max())
+        posterior = posterior / posterior.sum()
+        self.weights = (1.0 - SHARE) * posterior + SHARE / len(NAMES)
+        advantages: Floats = score[FAST] - score[SLOW]
         return advantages
 
     def learn(self, buffer: Buffer, steps: int = 0) -> None:
-        """Take ``steps`` of every network, or as many as suit the buffer's pace, on minibatches of
-        it. Mutates.
+        """Take ``steps`` of every network, by default as many as suit the arrival rate, on
+        minibatches of the buffer. Mutates.
 
-        What is drawn depends on how many rows the buffer has ever had, and on nothing else.
+        The draw is seeded by the buffer's total number of rows only.
         """
         assert self.trainer is not None
         steps = steps or steps_at(buffer)
@@ -103,7 +97,7 @@ class Learners:
         self.updates += steps
 
     def follow(self) -> None:
-        """Let who is far behind go on from where the leader stands. Mutates."""
+        """Replace networks far behind by copies of the leader. Mutates."""
         assert self.trainer is not None
         for index, weight in enumerate(self.weights):
             if weight < BEHIND and index != self.leader:
@@ -111,8 +105,8 @@ class Learners:
 
 
 def steps_at(buffer: Buffer) -> int:
-    """Optimiser steps for a block, by how fast the newest drafts came by their workers' clocks; a
-    clock that stands still says nothing."""
+    """Optimiser steps for a block, by the arrival rate of the newest drafts by workers' clocks, if
+    these advance."""
     drafts, ends = min(len(buffer), RECENT), buffer.times(RECENT)
     seconds = ends["time_to"] - ends["time_from"]
     if seconds <= 0.0:

@@ -1,8 +1,8 @@
-"""Labels of drafts in counts, and the losses of both kinds of network on them.
+"""Labels of drafts, and the losses of both kinds of network.
 
-A cache draft is a discrete survival time: it is at risk at one position after the other until one
-is rejected (the event), it is accepted whole, or its request ends (right censoring). A censored
-label counts as the lower bound that it is. What a model draft yields a worker follows by itself
+The accepted length of a cache draft is a discrete survival time: each position is at risk until one
+is rejected (the event), the draft is accepted whole, or its request ends (right censoring: the
+label is a lower bound). Workers track the yield of model drafts themselves
 (``decoder.core.payoff``).
 """
 
@@ -22,31 +22,29 @@ from learner.training.rows import Rows
 Floats = NDArray[np.float64]
 
 WORST: Final = -100.0
-"""Least score of a draft: one absurd feature would otherwise outweigh a thousand clusters."""
+"""Lowest score of a draft: an absurd feature would otherwise outweigh a thousand clusters."""
 
 
 class Labels(NamedTuple):
-    """Labels of n drafts. Columns may be cut into more dimensions than [n], or be tensors."""
+    """Labels of n drafts; columns may have more dimensions than [n], or be tensors."""
 
-    at_risk: (
-        Any  # float32 [n, BUCKETS] positions verified of a cache draft, a rejected one included
-    )
+    at_risk: Any  # float32 [n, BUCKETS] verified positions of a cache draft
     events: Any  # float32 [n, BUCKETS] 1 where a position was rejected, else 0
-    model_accepted: Any  # float32 [n] tokens of a verified model draft, 0 without one
-    model_tried: Any  # float32 [n] the same with the rejected one
-    accepted: Any  # float32 [n] tokens of the cache draft
-    censored: Any  # bool [n] whether that is a lower bound
+    model_accepted: Any  # float32 [n] accepted tokens of a model draft, 0 without one
+    model_tried: Any  # float32 [n] at-risk tokens of a model draft
+    accepted: Any  # float32 [n] accepted tokens of the cache draft
+    censored: Any  # bool [n] whether ``accepted`` is a lower bound
 
 
 SURVIVED: Final = np.zeros((MAX_DRAFT + 1, BUCKETS), np.float32)
-"""Positions of each bucket that a draft of so many accepted tokens survived."""
+"""Survived positions of each bucket by number of accepted tokens."""
 SURVIVED[1:] = np.cumsum(BUCKET_OF[:, None] == np.arange(BUCKETS), axis=0)
 _REJECTED: Final = np.eye(BUCKETS, dtype=np.float32)[np.append(BUCKET_OF, BUCKET_OF[-1])]
 """Bucket of the position after the accepted ones, one-hot."""
 
 
 def labels_of(rows: Rows) -> Labels:
-    """The labels of ``rows``, none of which has more tokens than ``MAX_DRAFT``."""
+    """Labels of ``rows``, with at most ``MAX_DRAFT`` tokens each."""
     accepted = rows.accepted.astype(np.int64)
     rejected = (accepted < rows.draft_len) & ~rows.censored
     events = _REJECTED.take(accepted, axis=0)
@@ -60,13 +58,13 @@ def labels_of(rows: Rows) -> Labels:
 
 
 def tensors(labels: Labels) -> Labels:
-    """``labels`` as tensors of the same memory."""
+    """``labels`` as tensors that share their memory."""
     return Labels(*map(torch.from_numpy, labels))
 
 
 def losses(kind: Kind, outputs: torch.Tensor, labels: Labels) -> torch.Tensor:
-    """What training minimises, [..., n] by draft: its negative log-likelihood in nats, or its
-    squared error in tokens (paper, Table 10).
+    """Training loss of each draft, [..., n]: negative log-likelihood in nats, or squared error in
+    tokens (paper, Table 10).
 
     Args:
         outputs: float32 [..., n, outputs] of networks of ``kind``.
@@ -79,9 +77,9 @@ def losses(kind: Kind, outputs: torch.Tensor, labels: Labels) -> torch.Tensor:
 
 
 def scores(kind: Kind, outputs: torch.Tensor, labels: Labels) -> Floats:
-    """How well networks predicted drafts, in nats [..., n], each at least ``WORST``: by likelihood,
-    for kind ``payoff`` Cauchy's at a scale of a token. A squared error is no likelihood without a
-    variance, and one long draft would decide a thousand."""
+    """Log-likelihood of each draft in nats, [..., n], at least ``WORST``; for kind ``payoff``,
+    Cauchy's at a scale of one token: a squared error is no likelihood without a variance, and one
+    long draft would outweigh a thousand."""
     if kind == "survival":
         found = -losses(kind, outputs, labels)
     else:
@@ -91,6 +89,6 @@ def scores(kind: Kind, outputs: torch.Tensor, labels: Labels) -> Floats:
 
 
 def _error(outputs: torch.Tensor, labels: Labels) -> torch.Tensor:
-    """Prediction less label [..., n]; above a lower bound there is none."""
+    """Prediction error [..., n]; none above a lower bound."""
     error = outputs[..., 0] - labels.accepted
     return torch.where(labels.censored, error.clamp(max=0.0), error)

@@ -1,4 +1,4 @@
-"""Labelled drafts in columns: what every step of learning reads, and a scope's memory of them."""
+"""Training rows: labelled drafts in columns, and a scope's ring buffer of them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from decoder.contracts.trials import OWN_DRAFTS
 from decoder.policy.rule import ARMS
 
 UNKNOWN: Final = len(ARMS)
-"""Arms that came after this reader. Their drafts have labels like all others; of what a step of
-theirs costs nothing is learned."""
+"""Arms of later releases: their drafts have labels, but their steps tell nothing of costs."""
 
 
 @dataclass(frozen=True)
 class Rows:
     """``n`` labelled drafts, oldest first. Lengths in tokens, times in microseconds.
 
-    ``accepted`` is a lower bound where ``censored``. ``model_expected`` is what the worker expected
-    of a model draft; ``model_accepted`` is NaN where none was verified. ``step_us`` and
-    ``step_tokens`` belong to the whole batch of ``batch_size`` requests that shared the step.
-    ``rate`` is NaN where another parameter was in force.
+    ``accepted`` is a lower bound where ``censored``. ``model_expected`` is the worker's prediction
+    for a model draft; ``model_accepted`` is NaN where none was verified. ``step_us`` and
+    ``step_tokens`` are of the whole step of ``batch_size`` requests. ``rate`` is NaN where another
+    parameter was in force.
     """
 
     request: NDArray[np.uint64]  # [n] hash of the request's opaque id
-    session: NDArray[np.uint64]  # [n] of its session's, or of the request's where it has none
+    session: NDArray[np.uint64]  # [n] hash of its session's id, or of the request's without one
     time: NDArray[np.float64]  # [n] seconds since the epoch, at the decision
     rate: NDArray[np.float32]  # [n] the worker's live rate, tokens in the time of a plain step
     features: NDArray[np.float32]  # [n, NUM_FEATURES]
@@ -50,13 +49,13 @@ class Rows:
         return len(self.request)
 
     def part(self, first: int, last: int) -> Rows:
-        """The rows from ``first`` to before ``last``; views."""
+        """Views of the rows from ``first`` to before ``last``."""
         return Rows(**{name: getattr(self, name)[first:last] for name in COLUMNS})
 
     def take(self, index: NDArray[Any]) -> Rows:
-        """The rows at ``index`` (integers, or a mask of length n), copied."""
-        places = np.flatnonzero(index) if index.dtype == bool else index
-        return Rows(**{name: getattr(self, name).take(places, axis=0) for name in COLUMNS})
+        """Copies of the rows at ``index`` (integers, or a mask of length n)."""
+        rows = np.flatnonzero(index) if index.dtype == bool else index
+        return Rows(**{name: getattr(self, name).take(rows, axis=0) for name in COLUMNS})
 
 
 _KINDS: Final = {
@@ -66,24 +65,22 @@ COLUMNS: Final = tuple(_KINDS)
 
 
 def empty(n: int = 0) -> Rows:
-    """``n`` rows of zeros: the storage of a buffer."""
+    """``n`` rows of zeros."""
     wide = {"features": (n, NUM_FEATURES)}
     return Rows(**{name: np.zeros(wide.get(name, n), kind) for name, kind in _KINDS.items()})
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """The rows of all ``parts``, at least one, in their order."""
+    """Concatenate ``parts``, at least one."""
     return Rows(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS})
 
 
 class Buffer:
-    """A ring of at most ``capacity`` rows; ``total`` counts those ever added.
-
-    A row's number is ``total`` when it came.
-    """
+    """A ring buffer of ``capacity`` rows; ``total`` counts all rows ever added. A row's number is
+    ``total`` before it."""
 
     def __init__(self, capacity: int, held: Rows | None = None, total: int = 0) -> None:
-        """``held``: the newest of ``total`` rows that came before."""
+        """``held``: the newest of ``total`` earlier rows."""
         self.capacity = capacity
         self.total = total
         self._held = 0
@@ -97,7 +94,7 @@ class Buffer:
         return self._held
 
     def add(self, rows: Rows) -> None:
-        """Store ``rows``, at most ``capacity`` of them, over the oldest. Mutates."""
+        """Store ``rows``, at most ``capacity``, over the oldest. Mutates."""
         slots = (self.total + np.arange(len(rows))) % self.capacity
         for name in COLUMNS:
             getattr(self._ring, name)[slots] = getattr(rows, name)
@@ -105,14 +102,14 @@ class Buffer:
         self._held = min(self._held + len(rows), self.capacity)
 
     def times(self, last: int) -> dict[str, float]:
-        """``time_from`` and ``time_to`` of the newest rows, at most ``last``, in seconds since the
+        """``time_from`` and ``time_to`` of at most ``last`` newest rows, in seconds since the
         epoch."""
         first = self.total - min(len(self), last)
         held = self._ring.time[np.arange(first, self.total) % self.capacity]
         return {"time_from": float(held.min()), "time_to": float(held.max())} if len(held) else {}
 
     def recent(self, last: int) -> Rows:
-        """The newest rows, at most ``last``, oldest first, copied."""
+        """Copies of at most ``last`` newest rows, oldest first."""
         held = min(len(self), last)
         begins, ends = (self.total - held) % self.capacity, self.total % self.capacity
         if held and ends <= begins:
@@ -120,49 +117,46 @@ class Buffer:
         return joined([self._ring.part(begins, ends)])
 
     def training(self) -> NDArray[np.int64]:
-        """Numbers of the rows held that may be learned from, oldest first: all, where none else is
-        there."""
+        """Numbers of trainable rows, oldest first; of all rows if none is trainable."""
         numbers = np.arange(self.total - len(self), self.total)
-        taught = self._ring.session[numbers % self.capacity] % np.uint64(HELD_OUT) != 0
-        return numbers[taught] if taught.any() else numbers
+        trainable = self._ring.session[numbers % self.capacity] % np.uint64(HELD_OUT) != 0
+        return numbers[trainable] if trainable.any() else numbers
 
     def at(self, numbers: NDArray[np.int64]) -> Rows:
-        """The rows of these ``numbers``, each among the newest ``capacity``, copied."""
+        """Copies of the rows with these ``numbers``, which must be in the buffer."""
         return self._ring.take(numbers % self.capacity)
 
 
 HELD_OUT: Final = 4
-"""One session of so many, by its hash, is not learned from: it judges what the others taught."""
+"""One session in so many, by its hash, is held out for evaluation."""
 
 
 def is_held_out(session: int) -> bool:
-    """Whether nothing is learned from the session of this hash."""
+    """Whether the session of this hash is held out from training."""
     return session % HELD_OUT == 0
 
 
 def hash_id(text: str) -> int:
-    """A 64-bit hash of an id that is the same in every process and on every machine."""
+    """A 64-bit hash of an id, equal on all machines."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def from_batch(batch: EventBatch) -> Rows:
-    """The events of ``batch`` that are rows, in their order."""
-    taught = np.flatnonzero(training_mask(batch))
-    places = taught.tolist()
+    """The trainable events of ``batch``, in order."""
+    indices = np.flatnonzero(training_mask(batch))
 
-    def names(of: str) -> list[str]:
-        column = batch.names[of]
-        return [column[place] for place in places]
+    def names(column: str) -> list[str]:
+        return [batch.names[column][index] for index in indices.tolist()]
 
     requests = names("request")
     sessions = [s or r for s, r in zip(names("session"), requests, strict=True)]
     hashes = {name: hash_id(name) for name in {*requests, *sessions}}
-    numbers = {name: column[taught] for name, column in batch.numbers.items() if name in _READ}
+    numbers = {name: column[indices] for name, column in batch.numbers.items() if name in _READ}
     is_rate = np.array([name == "rate" for name in names("parameter_name")], bool)
     model = numbers["model_accepted"]
     columns = {
         **numbers,
-        "features": batch.features[taught],
+        "features": batch.features[indices],
         "request": [hashes[name] for name in requests],
         "session": [hashes[name] for name in sessions],
         "rate": np.where(is_rate, numbers["parameter"], np.nan),
@@ -175,11 +169,10 @@ def from_batch(batch: EventBatch) -> Rows:
 
 
 def training_mask(batch: EventBatch) -> NDArray[np.bool_]:
-    """Which of the batch's events, [n], are rows: those with a cache draft within the worker's own
-    limits."""
-    own = np.array([side in OWN_DRAFTS for side in batch.names["side"]], bool)
-    taught: NDArray[np.bool_] = (batch.numbers["draft_len"] > 0) & own
-    return taught
+    """Mask [n] of trainable events: those with a cache draft within the worker's own limits."""
+    own = np.array([variant in OWN_DRAFTS for variant in batch.names["side"]], bool)
+    mask: NDArray[np.bool_] = (batch.numbers["draft_len"] > 0) & own
+    return mask
 
 
 _READ: Final = {*COLUMNS, "parameter", "predicted_model"}

@@ -1,9 +1,9 @@
-"""Networks in training, incrementally or from scratch: torch's modules and torch's Adam.
+"""Training of networks, incrementally or from scratch, with torch modules and torch's Adam.
 
-The kind ``payoff`` is the paper's (Table 10: 256-256-1, ReLU, squared error, rate 1e-3). The kind
-``survival`` is smaller and learns the hazard at each draft position by likelihood. Weights and
-moments are numpy arrays whose memory torch trains in place: what is exported, saved and restored is
-plain numbers, and ``decoder.policy`` serves them without torch.
+Kind ``payoff`` is the paper's network (Table 10: 256-256-1, ReLU, squared error, rate 1e-3). Kind
+``survival`` is smaller and learns the hazard at each draft position by maximum likelihood. Weights
+and moments are numpy arrays that torch trains in place: exports and checkpoints are plain numbers,
+and ``decoder.policy`` serves them without torch.
 """
 
 from __future__ import annotations
@@ -26,31 +26,29 @@ from learner.training.rows import Rows
 
 HIDDEN: Final[dict[Kind, tuple[int, ...]]] = {"payoff": (256, 256), "survival": (64, 64)}
 FAST: Final = 1e-3
-"""Learning rate of a network that starts at random (paper, Table 10)."""
+"""Learning rate of a randomly initialised network (paper, Table 10)."""
 SLOW: Final = 3e-4
-"""Of a network that was good already. Some hundred drafts of a handful of requests are soon
-learned by heart: at the rate above, what won on one kind of traffic lost up to 1% when another came
-until the first policy was back, at this one 0.6%, and gained no less where it was right."""
+"""Learning rate of a trained network. Some hundred drafts of a few requests are soon overfitted: at
+the rate above, candidates lost up to 1% when traffic changed, until the first policy was back; at
+this one 0.6%, with the same gains."""
 MAX_NORM: Final = 10.0
-"""Gradients are clipped to it: one steep step would otherwise fill Adam's second moment, and
-nothing be learned for the next thousand."""
+"""Gradient clipping: one large gradient would fill Adam's second moment, and stop learning for a
+thousand steps."""
 MAX_FEATURE: Final = 1e4
-"""Standard deviations from the mean; features beyond it train as if they were there. Anybody may
-send an absurd one, and its gradient would be no number."""
+"""Normalised features are clipped to it: anybody may send an absurd one, whose gradient is NaN."""
 SEED: Final = 42
 BATCH: Final = 65_536
 MIN_STD: Final = 0.05
-"""A feature that happened not to vary while the normaliser was fitted would otherwise enter the
-network in the thousands the first time it does. Features are tokens, log tokens, or shares."""
+"""Lower bound of standard deviations: a feature that was constant while fitting would otherwise be
+normalised to thousands when it first varies. Features are tokens, log tokens, or shares."""
 
 Layers = Sequence[tuple[FloatArray, FloatArray]]
 
 
 class Network(torch.nn.Module):
-    """Perceptrons of one shape side by side: each layer is one batched product, since calls cost
-    as much as networks this small compute.
+    """Perceptrons of one shape; each layer is one batched product, as calls dominate the cost.
 
-    ``weights`` [networks, parameters] hold all layers of each, a weight [in, out] before its bias.
+    ``weights`` [networks, parameters] hold the layers of each, a weight [in, out] before its bias.
     """
 
     def __init__(self, weights: torch.Tensor, widths: Sequence[int]) -> None:
@@ -72,10 +70,10 @@ class Network(torch.nn.Module):
 
 @dataclass
 class Trainer:
-    """One or several networks in training. Weights only mean something with ``mean`` and ``std``.
+    """Networks in training, with their normaliser ``mean`` and ``std``.
 
     ``weights``, ``momentum`` and ``squares`` (Adam's moments) are float32 [networks, parameters];
-    ``steps`` [1] counts optimiser steps. :meth:`descend` trains their memory in place.
+    ``steps`` [1] counts optimiser steps. :meth:`descend` updates them in place.
     """
 
     kind: Kind
@@ -90,13 +88,13 @@ class Trainer:
 
     @cached_property
     def network(self) -> Network:
-        """The module of ``weights``."""
+        """The torch module of ``weights``."""
         return Network(torch.from_numpy(self.weights), self.widths)
 
     def descend(self, gradient: torch.Tensor) -> None:
-        """A step of Adam against ``gradient`` [networks, parameters]. Mutates.
+        """A step of Adam along ``gradient`` [networks, parameters]. Mutates.
 
-        By the function: the optimiser's class imports torch's compiler, 150 MB, at its first step.
+        The optimiser's class would import torch's compiler, 150 MB, at its first step.
         """
         moments = (torch.from_numpy(each) for each in (self.momentum, self.squares))
         momentum, squares = ([each] for each in moments)
@@ -109,7 +107,7 @@ class Trainer:
             )  # fmt: skip
 
     def layers(self, network: int = 0) -> list[tuple[FloatArray, FloatArray]]:
-        """Views of one network's weights, as (weight [in, out], bias [out])."""
+        """Views of one network's layers, as (weight [in, out], bias [out])."""
         found, at = [], 0
         for inputs, outputs in itertools.pairwise(self.widths):
             row, middle = self.weights[network], at + inputs * outputs
@@ -118,13 +116,13 @@ class Trainer:
         return found
 
     def copy(self, source: int, target: int) -> None:
-        """Let network ``target`` go on from where ``source`` stands. Mutates."""
+        """Copy network ``source`` to ``target``. Mutates."""
         for held in (self.weights, self.momentum, self.squares):
             held[target] = held[source]
 
 
 def normaliser(features: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Mean and standard deviation [features] of ``features`` [n, features], the latter bounded."""
+    """Mean and standard deviation, [features], of ``features`` [n, features]."""
     mean = features.mean(axis=0, dtype=np.float64).astype(np.float32)
     std = features.std(axis=0, dtype=np.float64).astype(np.float32)
     return mean, np.maximum(std, np.float32(MIN_STD))
@@ -134,8 +132,8 @@ def start(
     kind: Kind, normal: tuple[FloatArray, FloatArray], layers: Layers = (), rate: float = FAST,
     networks: int = 1,
 ) -> Trainer:  # fmt: skip
-    """So many equal networks that continue from ``layers`` ([in, out] weights), or begin at random:
-    uniformly within the root of one over a layer's inputs."""
+    """Create equal networks from ``layers`` ([in, out] weights), or with uniform random weights
+    bounded by one over the root of a layer's inputs."""
     if not layers:
         draw = np.random.default_rng(SEED)
         made = []
@@ -162,9 +160,8 @@ def outputs_of(trainer: Trainer, features: FloatArray) -> torch.Tensor:
 
 
 def update(trainer: Trainer, rows: Rows, batch: int) -> None:
-    """Steps of Adam of each network on ``batch`` of ``rows`` after ``batch``, as often as they
-    suffice for all: a step's minibatches, network by network, lie before those of the next step.
-    A step whose gradient is not finite is left out. Mutates."""
+    """Train each network with minibatches of ``batch`` rows, ordered by step, then by network; skip
+    steps whose gradient is not finite. Mutates."""
     shape = (-1, len(trainer.weights), batch)
     columns = _normalised(trainer, rows.features), *tensors(labels_of(rows))
     steps = zip(*(part.unflatten(0, shape) for part in columns), strict=True)
@@ -180,8 +177,7 @@ def update(trainer: Trainer, rows: Rows, batch: int) -> None:
 def fit(rows: Rows, kind: Kind = "survival", epochs: int = 20) -> Trainer:
     """Train from scratch on labelled drafts, as the paper does (Table 10).
 
-    Batches shrink on small data so that an epoch still takes about fifty steps: twenty epochs of
-    one step each would leave the network where it began.
+    On small data, batches are smaller, so that an epoch takes about fifty steps.
     """
     n = len(rows)
     size = min(BATCH, max(64, n // 50))
@@ -196,10 +192,8 @@ def fit(rows: Rows, kind: Kind = "survival", epochs: int = 20) -> Trainer:
 def export(
     trainer: Trainer, scope: str, threshold: float, probes: FloatArray, network: int = 0
 ) -> Policy:
-    """A network as a policy of version 0 with up to ``PROBES`` rows of ``probes`` [n, features].
-
-    Arrays are copies: training on does not change the policy.
-    """
+    """A copy of a network as a policy of version 0, with up to ``PROBES`` rows of ``probes`` [n,
+    features]."""
     policy = Policy(
         scope=scope,
         version=0,
@@ -214,8 +208,8 @@ def export(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Products this small gain nothing from a second thread, and wait for it where other work has
-    its core (learning took twelve times as long)."""
+    """Limit torch to one thread: small products gain nothing from a second, and wait for it on busy
+    cores (learning took twelve times as long)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -225,7 +219,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _normalised(trainer: Trainer, features: FloatArray) -> torch.Tensor:
-    with np.errstate(over="ignore"):  # what is absurd is clipped
+    with np.errstate(over="ignore"):  # clipped below
         entering = features - trainer.mean
         entering /= trainer.std  # in place: a second large array costs more than the division
     return torch.from_numpy(np.clip(entering, -MAX_FEATURE, MAX_FEATURE, out=entering))

@@ -12,9 +12,9 @@ from typing import Any, Final
 from decoder.contracts.bundle import CHAMPION, Policy
 from decoder.contracts.errors import ModelError, RegistryError
 from decoder.policy.probes import from_bytes
-from learner.release.registry import Registry, Standing, Version
+from learner.release.registry import AliasState, Registry, Version
 from learner.release.registry.connection import database_of
-from learner.release.registry.moves import Move
+from learner.release.registry.moves import AliasMove
 from learner.settings import LearnerSettings
 
 
@@ -23,7 +23,7 @@ class Model:
     """A registered model: the policies of one scope, versions ascending."""
 
     registry: Registry
-    standing: Standing
+    standing: AliasState
     versions: list[Version]
 
     @property
@@ -61,7 +61,7 @@ def models(scope: str | None) -> list[Model]:
             "HVD_LEARNER_MLFLOW_TRACKING_URI"
         )
     registry = Registry.of(settings)
-    standings = registry.standings().values()
+    standings = registry.alias_states().values()
     found = [s for s in standings if scope is None or s.scope.startswith(scope) or s.name == scope]
     if scope is not None and not found:
         among = ", ".join(sorted(s.scope for s in standings)) or "none at all"
@@ -116,7 +116,7 @@ KEPT_TAGS: Final = ("target", "drafter")
 
 
 def promote(model: Model, wanted: str, why: str, *, force: bool) -> dict[str, Any]:
-    """Move alias ``champion`` to a version, or to a file, which is registered first.
+    """AliasMove alias ``champion`` to a version, or to a file, which is registered first.
 
     Raises:
         RegistryError: it has not passed the gate, a pin goes before it, or its artefact is
@@ -139,7 +139,7 @@ def promote(model: Model, wanted: str, why: str, *, force: bool) -> dict[str, An
 
 
 def rollback(model: Model, why: str) -> dict[str, Any]:
-    """Move alias ``champion`` to the version that was champion before.
+    """AliasMove alias ``champion`` to the version that was champion before.
 
     Raises:
         RegistryError: there is no champion, nothing before it, or that is gone.
@@ -156,7 +156,7 @@ def rollback(model: Model, why: str) -> dict[str, Any]:
     return _move(model, "champion", before, why or f"rollback of version {champion}")
 
 
-def predecessor(history: Sequence[Move], champion: int) -> int | None:
+def predecessor(history: Sequence[AliasMove], champion: int) -> int | None:
     """What was champion before ``champion``, a move back taken for an undone one: rolling back
     twice goes back twice."""
     stack: list[int] = []
@@ -192,7 +192,7 @@ def _move(model: Model, alias: str, number: int | None, why: str) -> dict[str, A
     registry.move(scope, alias, number, person(), why)
     ends = {"from": getattr(model.standing, alias), "to": number}
     told = {"name": model.standing.name, "scope": scope, "alias": alias, **ends}
-    return told | {"served": registry.standing(scope).served}
+    return told | {"served": registry.alias_state(scope).served}
 
 
 def _register(model: Model, path: Path) -> int:

@@ -110,7 +110,7 @@ def test_a_server_of_this_machine_is_asked_itself_though_a_proxy_is_named(
         sasl_oauth_client_id="id", sasl_oauth_client_secret="s",
     )  # fmt: skip
     assert Tokens(kafka).token() == "t"
-    Registry(server.url).standings()
+    Registry(server.url).alias_states()
     assert {path.partition("?")[0] for path in server.asked} >= {"/health", "/token"}
     assert len(server.asked) > 2 and not proxy.asked
 
@@ -142,7 +142,7 @@ def test_who_asks_a_registry_by_a_proxy_is_told_so_without_its_password(
     shown = proxy.url.replace("//", "//***@")
     monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//me:hunter@"))
     with pytest.raises(RegistryError) as failed:
-        Registry("http://mlflow.example.org:5000").standings()
+        Registry("http://mlflow.example.org:5000").alias_states()
     assert proxy.asked and shown in str(failed.value) and "hunter" not in str(failed.value)
     monkeypatch.setenv("no_proxy", "example.org")
     assert not proxy_of("http://mlflow.example.org:5000")

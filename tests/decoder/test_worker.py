@@ -17,7 +17,7 @@ from decoder.core.router import RequestOptions
 from decoder.experiment.interleaver import MAX_PENDING_ROUNDS
 from decoder.settings import WorkerSettings
 from decoder.worker import Worker, make_worker
-from learner.release.publish import PolicyPublisher
+from learner.release.publisher import PolicyPublisher
 from tests.conftest import random_policy, swept, until
 from tests.decoder.simulated import decode_all
 from tests.decoder.telemetry.broker import batches, consumed

@@ -88,7 +88,7 @@ def promote(stack: Stack, reader: Reader, threshold: float) -> int:
     """Register a policy that counts, pin it, wait for the worker."""
     registry, scope = Registry(stack.tracking_uri), embedded_scope()
     version = registry.register(frequency_policy(scope, threshold))
-    name = registry.standing(scope).name
+    name = registry.alias_state(scope).name
     registry._client.set_registered_model_alias(name, "pinned", str(version))
     reader.until("the swap", lambda: reader.workers[-1].policy_version == version)
     assert reader.workers[-1].threshold == threshold

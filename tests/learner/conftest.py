@@ -127,7 +127,7 @@ def connected(broker: Broker) -> Iterator[Connect]:
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database with its tables: making them takes seconds, copying them nothing."""
     folder = tmp_path_factory.mktemp("mlflow")
-    Registry(f"sqlite:///{folder / 'mlflow.db'}").standings()
+    Registry(f"sqlite:///{folder / 'mlflow.db'}").alias_states()
     return folder / "mlflow.db"
 
 

@@ -16,10 +16,10 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY, TRIALS, policy_key
 from decoder.experiment.effect import WIDTH
 from learner.loop import Learner
-from learner.release.published import Published
+from learner.release.policy_topic import PolicyTopic
 from learner.release.registrar import Registrar
-from learner.release.registrations import Registration, Settled
-from learner.release.registry import Registry, Standing, digest_of
+from learner.release.registrations import Registered, Registration
+from learner.release.registry import AliasState, Registry, digest_of
 from tests.conftest import random_policy, until
 from tests.learner.release.rounds import rounds
 from tests.learner.stream import SCOPE, Connect, consume, settings_in
@@ -39,7 +39,7 @@ EVENTS = Traffic(seed=9).events(60)
 
 def champion_of(registry: Registry, scope: str) -> Policy | None:
     """What a learner finds served."""
-    standing = registry.standings().get(scope)
+    standing = registry.alias_states().get(scope)
     served = None if standing is None else standing.served
     return None if served is None else registry.load(scope, served)
 
@@ -56,7 +56,7 @@ class Workers:
         self.rates, self.noise = rates, noise
         self.played = 0
         self.shares: list[tuple[int, float]] = []
-        self._topic = Published(kafka)
+        self._topic = PolicyTopic(kafka)
         self._producer = KafkaProducer(**kafka.client_options())
 
     def play(self, count: int = 8) -> None:
@@ -106,8 +106,8 @@ class Stage:
         return self._made[-1]
 
     @property
-    def standing(self) -> Standing:
-        return self.registry.standing(SCOPE)
+    def standing(self) -> AliasState:
+        return self.registry.alias_state(SCOPE)
 
     def tags(self, version: int) -> dict[str, str]:
         """Of a version, and none of one that there is not."""
@@ -119,7 +119,7 @@ class Stage:
 
     def name(self, alias: str, version: int | None) -> None:
         """Move an alias, or take it away, as a person does in MLflow."""
-        client, model = client_of(self.registry), self.registry.standing(SCOPE).name
+        client, model = client_of(self.registry), self.registry.alias_state(SCOPE).name
         if version is None:
             client.delete_registered_model_alias(model, alias)
         else:
@@ -133,7 +133,7 @@ class Stage:
 def won(learner: Learner) -> None:
     """Version 3 wins the offline gate."""
     verdict = {"verdict": "chooses better and is faster"}
-    learner.registrar.hand(Registration(WINNER, against=digest_of(SERVED), tags=verdict))
+    learner.registrar.submit(Registration(WINNER, against=digest_of(SERVED), tags=verdict))
 
 
 def answers_until(desk: Registrar, done: Callable[[list[Any]], bool]) -> list[Any]:
@@ -148,14 +148,14 @@ def answers_until(desk: Registrar, done: Callable[[list[Any]], bool]) -> list[An
     return found
 
 
-def settled(desk: Registrar) -> Settled:
+def settled(desk: Registrar) -> Registered:
     """What became of the registration that was handed over."""
-    found = answers_until(desk, lambda found: any(isinstance(a, Settled) for a in found))
-    return next(a for a in found if isinstance(a, Settled))
+    found = answers_until(desk, lambda found: any(isinstance(a, Registered) for a in found))
+    return next(a for a in found if isinstance(a, Registered))
 
 
 def on_trial(learner: Learner) -> int:
-    last = learner.publisher.published.last(SCOPE, TRIAL)
+    last = learner.publisher.topic.last(SCOPE, TRIAL)
     return 0 if last is None else last.version
 
 
@@ -174,7 +174,7 @@ def is_withdrawn(kafka: KafkaSettings) -> bool:
 
 
 def pairs_of(learner: Learner) -> list[list[float]]:
-    rollout = learner.rollouts.of.get(SCOPE)
-    if rollout is None or rollout.one is None:
+    rollout = learner.rollouts.by_scope.get(SCOPE)
+    if rollout is None or rollout.comparison is None:
         return []
-    return np.array(rollout.one.pairs.numbers).reshape(-1, WIDTH).tolist()  # type: ignore[no-any-return]
+    return np.array(rollout.comparison.pairs.numbers).reshape(-1, WIDTH).tolist()  # type: ignore[no-any-return]

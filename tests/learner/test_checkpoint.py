@@ -54,7 +54,7 @@ os._exit(9)
 
 
 @pytest.mark.parametrize("when, offset", [("before", 2), ("committed", 3)])
-def test_a_kill_leaves_all_of_a_save_or_none(tmp_path: Path, when: str, offset: int) -> None:
+def test_a_save_is_atomic_under_kills(tmp_path: Path, when: str, offset: int) -> None:
     path = tmp_path / "state.db"
     saved(path, 1, 2)
     subprocess.run([sys.executable, "-c", DIES, path, when], check=False)
@@ -66,7 +66,7 @@ def test_a_kill_leaves_all_of_a_save_or_none(tmp_path: Path, when: str, offset: 
     assert offset_at(path) == 4
 
 
-def test_a_full_disk_keeps_what_was_saved(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_last_save(tmp_path: Path) -> None:
     settings = LearnerSettings(state_dir=tmp_path)
     held = state.State(Scopes(settings), offsets={0: 1})
     state.save(settings, held)
@@ -90,7 +90,7 @@ def damaged(data: bytearray, how: str) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["truncated", "flipped", "none of ours"])
-def test_a_damaged_store_is_set_aside_and_what_comes_is_saved(
+def test_a_damaged_store_is_set_aside_and_saving_continues(
     tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = LearnerSettings(state_dir=tmp_path)
@@ -107,7 +107,7 @@ def test_a_damaged_store_is_set_aside_and_what_comes_is_saved(
     assert state.load(settings).offsets == {0: 5}
 
 
-def test_a_damaged_tree_is_known_by_its_digest(tmp_path: Path) -> None:
+def test_a_damaged_tree_fails_its_digest(tmp_path: Path) -> None:
     store = Store(tmp_path / "state.db")
     data = bytearray(checkpoint.pack(tree(1)))
     data[-1] ^= 1
@@ -117,7 +117,7 @@ def test_a_damaged_tree_is_known_by_its_digest(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_store_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unusable_store_is_reported_in_one_sentence(tmp_path: Path) -> None:
     settings = LearnerSettings(state_dir=tmp_path)
     settings.store_path.mkdir()
     with pytest.raises(SettingsError, match=r"state\.db is unusable"):
@@ -136,7 +136,7 @@ def test_the_files_of_the_release_before_are_set_aside(
     assert not (tmp_path / "checkpoint.safetensors").exists()
 
 
-def test_what_was_read_of_another_topic_says_nothing_of_this_one(tmp_path: Path) -> None:
+def test_offsets_of_another_topic_are_not_resumed(tmp_path: Path) -> None:
     own = LearnerSettings(state_dir=tmp_path)
     lessons = LearnerSettings(state_dir=tmp_path, intake="lessons")
     state.save(own, state.State(Scopes(own), offsets={0: 7}))
@@ -168,7 +168,7 @@ def saved_by_an_older_release(settings: LearnerSettings, monkeypatch: pytest.Mon
         held.scopes.store.close()
 
 
-def test_the_files_of_another_release_are_set_aside_and_lead_back(
+def test_files_of_another_release_are_set_aside_and_can_be_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = LearnerSettings(state_dir=tmp_path)
@@ -194,7 +194,7 @@ def test_the_files_of_another_release_are_set_aside_and_lead_back(
     saved_by_an_older_release(LearnerSettings(state_dir=tmp_path), monkeypatch)
 
 
-def test_what_was_set_aside_is_never_written_over_and_the_newest_are_kept(
+def test_set_aside_files_are_never_overwritten_and_the_newest_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, aside = LearnerSettings(state_dir=tmp_path), tmp_path / f"older-{OLDER}"
@@ -210,7 +210,7 @@ def test_what_was_set_aside_is_never_written_over_and_the_newest_are_kept(
     assert not aside.exists(), "the oldest went"
 
 
-def test_a_kill_while_they_are_set_aside_loses_none(
+def test_a_kill_while_setting_files_aside_loses_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = LearnerSettings(state_dir=tmp_path)
@@ -236,7 +236,7 @@ def test_a_kill_while_they_are_set_aside_loses_none(
     assert {each.name for each in (tmp_path / "older-files").iterdir()} == before
 
 
-def test_a_second_learner_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_a_second_learner_in_a_state_directory_is_refused(tmp_path: Path) -> None:
     with (
         locked(tmp_path / "a"),
         locked(tmp_path / "b"),
@@ -248,18 +248,18 @@ def test_a_second_learner_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_the_name_stays(tmp_path: Path) -> None:
+def test_the_learner_id_is_stable(tmp_path: Path) -> None:
     name = learner_id(tmp_path / "a")
     assert name == learner_id(tmp_path / "a") != learner_id(tmp_path / "b")
 
 
-def test_a_name_that_a_full_disk_cut_off_is_made_again(tmp_path: Path) -> None:
+def test_a_truncated_learner_id_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "holder").write_text("")
     name = learner_id(tmp_path)
     assert name.startswith("learner-") and name == learner_id(tmp_path)
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_unusable_state_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     nowhere = tmp_path / "file" / "learner"
     for use in (learner_id, lambda folder: locked(folder).__enter__()):

@@ -137,7 +137,7 @@ def exchange(kafka: KafkaSettings) -> list[bytes]:
     return found
 
 
-def test_a_broker_that_demands_tls_is_spoken_to(broker: Broker, papers: Papers) -> None:
+def test_a_broker_with_tls_is_reached(broker: Broker, papers: Papers) -> None:
     with demanding(broker.port, Demands(papers.server)) as port:
         kafka = KafkaSettings(
             bootstrap_servers=f"127.0.0.1:{port}", security_protocol="SSL", ssl_cafile=papers.ca
@@ -147,9 +147,7 @@ def test_a_broker_that_demands_tls_is_spoken_to(broker: Broker, papers: Papers) 
         assert is_turned_away(unknown), "one whose certificate nobody vouches for"
 
 
-def test_one_that_demands_a_certificate_gets_it_from_a_key_under_a_password(
-    broker: Broker, papers: Papers
-) -> None:
+def test_a_client_certificate_with_an_encrypted_key_is_sent(broker: Broker, papers: Papers) -> None:
     given = {
         "security_protocol": "SSL",
         "ssl_cafile": papers.ca,
@@ -168,7 +166,7 @@ def test_one_that_demands_a_certificate_gets_it_from_a_key_under_a_password(
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_one_that_demands_a_password(mechanism: str, broker: Broker, papers: Papers) -> None:
+def test_a_password_is_sent(mechanism: str, broker: Broker, papers: Papers) -> None:
     demands = Demands(papers.server, mechanism, users={"hvd": "secret"})
     with demanding(broker.port, demands) as port:
         kafka = KafkaSettings(
@@ -196,9 +194,7 @@ def bearing(port: int, **given: Any) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}", **demanded, **given)
 
 
-def test_one_that_demands_a_token_gets_what_a_file_holds_now(
-    broker: Broker, tmp_path: Path
-) -> None:
+def test_a_token_is_read_from_its_file_each_time(broker: Broker, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("good\n")
     with demanding(broker.port, TOKEN) as port:
@@ -213,7 +209,7 @@ def test_one_that_demands_a_token_gets_what_a_file_holds_now(
             Tokens(kafka).token()
 
 
-def test_or_fetches_it_once_for_all_connections_of_a_client(
+def test_a_token_is_fetched_once_for_a_client(
     broker: Broker, issuer: tuple[str, list[str]]
 ) -> None:
     url, issued = issuer

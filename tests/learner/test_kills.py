@@ -105,9 +105,7 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_evidence_detector_and_offsets_are_those_of_a_run_never_killed(
-    broker: Broker, tmp_path: Path
-) -> None:
+def test_a_killed_learner_equals_an_uninterrupted_one(broker: Broker, tmp_path: Path) -> None:
     sent = values()
     produce(broker.kafka, sent)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -161,7 +159,7 @@ def learner(broker: Broker, server: Server, folder: Path) -> subprocess.Popen[by
 
 
 def champion_in(registry: Registry) -> int | None:
-    standing = registry.standings().get(SCOPE)
+    standing = registry.alias_states().get(SCOPE)
     return None if standing is None else standing.champion
 
 
@@ -178,7 +176,7 @@ def waiting_in(folder: Path) -> list[str]:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's own parts
 @pytest.mark.parametrize("how", ["dead", "silent"])
-def test_minutes_without_mlflow_cost_no_event_and_no_verdict(
+def test_an_outage_of_mlflow_costs_no_event_and_no_candidate(
     how: str, broker: Broker, empty_store: Path, tmp_path: Path
 ) -> None:
     home, folder = tmp_path / "mlruns", tmp_path / "learner"

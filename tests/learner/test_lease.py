@@ -45,7 +45,7 @@ def turn_until(done: Callable[[], bool], *leases: Lease) -> None:
     until(done, turn=turn)
 
 
-def test_one_holds_and_a_lost_one_is_replaced(
+def test_one_learner_holds_and_a_failed_one_is_replaced(
     broker: Broker, lease_of: Makes, clock: Clock
 ) -> None:
     one, two = lease_of("one"), Lease(broker.kafka, "two")
@@ -66,7 +66,7 @@ def test_one_holds_and_a_lost_one_is_replaced(
     assert again.term("s") == 4
 
 
-def test_what_has_become_another_s_is_given_up_at_once(lease_of: Makes, clock: Clock) -> None:
+def test_scopes_assigned_to_others_are_released_at_once(lease_of: Makes, clock: Clock) -> None:
     one, two = lease_of("one"), lease_of("two")
     turn_until(lambda: one.holds("s"), one)
     turn_until(lambda: one.renew({}, lambda scope: False) or not one.holds("s"))
@@ -74,7 +74,7 @@ def test_what_has_become_another_s_is_given_up_at_once(lease_of: Makes, clock: C
     assert two.term("s") == 2 and clock.now < lease.TTL_SECONDS, "none has run out"
 
 
-def test_topics_that_cannot_be_read_are_told(
+def test_unreadable_topics_are_logged(
     bare_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A learner without leases publishes nothing."""
@@ -85,9 +85,7 @@ def test_topics_that_cannot_be_read_are_told(
     one.close()
 
 
-def test_a_lease_that_ran_out_is_claimed_anew_and_not_renewed(
-    lease_of: Makes, clock: Clock
-) -> None:
+def test_an_expired_lease_is_claimed_with_a_new_term(lease_of: Makes, clock: Clock) -> None:
     one = lease_of("one")
     turn_until(lambda: one.holds("s"), one)
     before = one.term("s")
@@ -97,7 +95,7 @@ def test_a_lease_that_ran_out_is_claimed_anew_and_not_renewed(
     assert one.term("s") > before
 
 
-def test_a_term_that_leaps_keeps_nobody_out(broker: Broker, lease_of: Makes) -> None:
+def test_a_forged_term_far_ahead_is_ignored(broker: Broker, lease_of: Makes) -> None:
     """After the last that can be written there is none: a record would end a scope for good."""
     for term in (MAX_TERM, MAX_TERM + 1):
         claim = {"holder": "nobody", "term": term, "beat": 0, "released": False}
@@ -110,7 +108,7 @@ def test_a_term_that_leaps_keeps_nobody_out(broker: Broker, lease_of: Makes) -> 
     assert (first, two.term("s")) == (1, 2) and not one.term("s")
 
 
-def test_every_term_has_room_for_its_publications() -> None:
+def test_publication_numbers_of_every_term_are_valid() -> None:
     assert (MAX_TERM + 1) * NUMBERS_A_TERM <= LAST_PUBLICATION
     sound = {"holder": "h", "term": MAX_TERM, "beat": 0, "released": False}
     assert read_claim(json.dumps(sound).encode()) == Claim("h", MAX_TERM, 0)
@@ -119,7 +117,7 @@ def test_every_term_has_room_for_its_publications() -> None:
         assert read_claim(json.dumps({**sound, **spoilt}).encode()) is None
 
 
-def test_a_topic_made_anew_does_not_give_old_terms_again(lease_of: Makes) -> None:
+def test_a_recreated_topic_does_not_reuse_terms(lease_of: Makes) -> None:
     one = lease_of("one")
     turn_until(lambda: one.holds("s"), one)
     until(lambda: one.term("s") >= 7 and one.holds("s"), turn=lambda: one.renew({"s": 6}))
@@ -132,7 +130,7 @@ CLAIMS = st.lists(
 
 
 @given(CLAIMS)
-def test_a_term_has_one_holder_for_ever(claims: list[Claim]) -> None:
+def test_a_term_has_one_holder(claims: list[Claim]) -> None:
     held: Claim | None = None
     holders: dict[int, str] = {}
     for claim in claims:

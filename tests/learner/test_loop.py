@@ -54,7 +54,7 @@ def total_of(learner: Learner) -> int:
     return learner.scopes.loaded[SCOPE].total if SCOPE in learner.scopes.loaded else 0
 
 
-def test_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
+def test_a_learner_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
     named = replace(ORIGIN, target="Llama-3.1", drafter="eagle3")
     plain = EVENTS[0]._replace(draft_len=0, accepted=0, label="", features=None, number=2**40)
     good = [*batches(EVENTS, origin=named), *batches([plain], origin=named, first=RECORDS + 2)]
@@ -62,7 +62,7 @@ def test_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
     produce(bare.kafka, [*good[:7], *poison, good[3], *good[7:]])
     learner = bare.learner("off")
     step_until(learner, lambda: version_of(learner) > 1)
-    step_until(learner, lambda: learner.publisher.published.last(SCOPE) is not None)
+    step_until(learner, lambda: learner.publisher.topic.last(SCOPE) is not None)
     last = reported(bare.kafka, learner)
     stop(learner)
     scope = learner.scopes.loaded[SCOPE]
@@ -75,7 +75,7 @@ def test_learns_promotes_publishes_and_resumes(bare: Stage) -> None:
     assert {h["__streams.errors.topic"] for h in headers} == {b"hvd.drafts.v2"}
     assert all(b"refused" in h["__streams.errors.message"] for h in headers)
 
-    assert bare.registry.standing(SCOPE).name == "hvd-payoff-llama-3.1-eagle3-scope01"
+    assert bare.registry.alias_state(SCOPE).name == "hvd-payoff-llama-3.1-eagle3-scope01"
     made = bare.registry.versions(SCOPE)[-1]
     assert made.tags["target"] == "Llama-3.1"
     champion = champion_of(bare.registry, SCOPE)
@@ -108,7 +108,7 @@ def test_a_person_moves_pins_and_unpins(bare: Stage) -> None:
     learner = bare.learner("off")
 
     def published() -> int:
-        last = learner.publisher.published.last(SCOPE)
+        last = learner.publisher.topic.last(SCOPE)
         return 0 if last is None else last.version
 
     bare.registry.move(SCOPE, "champion", 2)
@@ -118,7 +118,7 @@ def test_a_person_moves_pins_and_unpins(bare: Stage) -> None:
     bare.name("pinned", 3)
     step_until(learner, lambda: published() == 3)
     bare.registry.move(SCOPE, "champion", 2)
-    step_until(learner, lambda: learner.standings[SCOPE].champion == 2)
+    step_until(learner, lambda: learner.aliases[SCOPE].champion == 2)
     bare.name("pinned", None)
     step_until(learner, lambda: published() == 2)
     stop(learner)
@@ -129,7 +129,7 @@ def test_a_person_moves_pins_and_unpins(bare: Stage) -> None:
     assert [p.publication - read[0].publication for p in read] == list(range(len(read)))
 
 
-def test_a_rollback_while_a_candidate_is_registered_stands(
+def test_a_roll_back_during_a_registration_wins(
     bare: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produce(bare.kafka, batches(EVENTS[:300]))
@@ -149,15 +149,15 @@ def test_a_rollback_while_a_candidate_is_registered_stands(
     produce(bare.kafka, batches(EVENTS[300:], first=6))
     step_until(learner, lambda: version_of(learner) == other)
     stop(learner)
-    assert bare.registry.standings()[SCOPE].champion == other
+    assert bare.registry.alias_states()[SCOPE].champion == other
     assert learner.scopes.loaded[SCOPE].promotions == 0
     candidate = client_of(bare.registry).get_model_version_by_alias(
-        bare.registry.standing(SCOPE).name, "candidate"
+        bare.registry.alias_state(SCOPE).name, "candidate"
     )
     assert int(candidate.version) > other
 
 
-def test_a_kill_between_registration_and_checkpoint_makes_no_twin(
+def test_a_kill_after_a_registration_creates_no_second_version(
     bare: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produce(bare.kafka, batches(EVENTS[:300]))
@@ -177,18 +177,18 @@ def test_a_kill_between_registration_and_checkpoint_makes_no_twin(
     assert after.events_consumed < before.events_consumed
     assert again.scopes.get(SCOPE).total == 300
     step_until(again, lambda: total_of(again) == len(EVENTS) and version_of(again) > 1)
-    step_until(again, lambda: not again.registrar.waiting())
+    step_until(again, lambda: not again.registrar.pending())
     stop(again)
     digests = [version.tags["digest"] for version in bare.registry.versions(SCOPE)]
     assert len(set(digests)) == len(digests) >= len(versions)
 
 
-def test_a_verdict_waits_for_mlflow_and_is_not_lost(
+def test_a_candidate_survives_an_outage_of_mlflow(
     bare: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     produce(bare.kafka, batches(EVENTS))
     learner = bare.learner("off", mlflow_tracking_uri="http://127.0.0.1:9")
-    step_until(learner, lambda: bool(learner.registrar.waiting()) and learner.source.lag() == 0)
+    step_until(learner, lambda: bool(learner.registrar.pending()) and learner.source.lag() == 0)
     step_until(learner, lambda: learner.registrar.away_since > 0)
     told = reported(bare.kafka, learner)
     stop(learner)
@@ -197,11 +197,11 @@ def test_a_verdict_waits_for_mlflow_and_is_not_lost(
     assert not consume(bare.kafka, POLICY)
 
     again = bare.learner("off")
-    (won,) = again.registrar.waiting()
+    (won,) = again.registrar.pending()
     assert won.against and won.policy.kind == "survival"
 
     def is_published() -> bool:
-        last = again.publisher.published.last(SCOPE)
+        last = again.publisher.topic.last(SCOPE)
         return last is not None and last.version > 1
 
     step_until(again, is_published)
@@ -210,7 +210,7 @@ def test_a_verdict_waits_for_mlflow_and_is_not_lost(
     assert champion is not None and champion.provenance["origin"] == "learner"
 
 
-def test_what_cannot_be_learned_from_ends_nothing(
+def test_a_record_that_fails_training_is_counted(
     bare: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = bare.learner("off")
@@ -237,7 +237,7 @@ def test_what_cannot_be_learned_from_ends_nothing(
     assert (last.events_consumed, last.losses) == (306, {"fault": 1, "side": 5})
 
 
-def test_one_unusable_registration_does_not_cost_the_checkpoint(
+def test_an_unreadable_registration_does_not_cost_the_checkpoint(
     tmp_path: Path, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings_in(tmp_path, registry)
@@ -260,7 +260,7 @@ def test_one_unusable_registration_does_not_cost_the_checkpoint(
     assert again.published == numbers and "and dropped" in caplog.text
 
 
-def test_without_a_sound_first_policy_it_begins_with_counting(
+def test_an_unreadable_first_policy_is_replaced_by_counted_scores(
     bare: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "first.safetensors").write_bytes(b"spoilt")
@@ -272,7 +272,7 @@ def test_without_a_sound_first_policy_it_begins_with_counting(
     assert bare.registry.load(SCOPE, 1).kind == "frequency"
 
 
-def test_a_scope_that_no_worker_names_costs_nothing_until_one_does(bare: Stage) -> None:
+def test_scopes_unknown_to_workers_are_skipped(bare: Stage) -> None:
     learner = bare.learner("off")
     made_up = [
         batches(EVENTS[:100], 100, Origin(f"made-up-{n}", "w", f"{n:04x}")) for n in range(40)
@@ -293,7 +293,7 @@ def test_a_scope_that_no_worker_names_costs_nothing_until_one_does(bare: Stage) 
     stop(learner)
 
 
-def test_a_new_learner_passes_nothing_over_before_it_could_read_whom_workers_serve(
+def test_a_new_learner_waits_for_statuses_before_it_skips_scopes(
     bare: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, away = Compacted.read, [KafkaTimeoutError("not now")]
@@ -312,7 +312,7 @@ def test_a_new_learner_passes_nothing_over_before_it_could_read_whom_workers_ser
     assert (total_of(learner), learner.unknown, away) == (200, 0, [])
 
 
-def test_a_spare_samples_as_the_holder_of_the_scope_says(bare: Stage) -> None:
+def test_a_spare_adopts_the_holder_s_sampling_rate(bare: Stage) -> None:
     learner = bare.learner("off")
     said = LearnerStatus(process="other", scope=SCOPE, time=1.0, holds_lease=True, share=0.25)
     produce(bare.kafka, batches(EVENTS[:50]))

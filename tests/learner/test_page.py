@@ -57,7 +57,7 @@ def running(settings: LearnerSettings, kafka: KafkaSettings) -> Iterator[int]:
         thread.join()
 
 
-def test_a_learner_without_a_broker_lives_and_is_not_ready(
+def test_a_learner_without_a_broker_is_healthy_and_not_ready(
     registry: Registry, tmp_path: Path
 ) -> None:
     settings = settings_in(tmp_path, registry, port=free_port())
@@ -77,7 +77,7 @@ def _answers(port: int) -> bool:
         return False
 
 
-def test_one_that_has_read_to_the_end_is_ready_and_says_what_it_learned(
+def test_a_caught_up_learner_is_ready_and_serves_metrics(
     broker: Broker, registry: Registry, tmp_path: Path
 ) -> None:
     produce(broker.kafka, [*batches(EVENTS), b"not json"])
@@ -104,7 +104,7 @@ def test_one_that_has_read_to_the_end_is_ready_and_says_what_it_learned(
     assert found["process_resident_memory_bytes",] > 0
 
 
-def test_a_loop_that_stands_still_is_to_be_started_again() -> None:
+def test_a_stuck_loop_is_unhealthy() -> None:
     health = Health()
     assert not health.unhealthy  # what waits for a broker does not stand still
     health.record_turn(ready=True)
@@ -118,7 +118,7 @@ def test_a_loop_that_stands_still_is_to_be_started_again() -> None:
         assert ask(port, "/health").status_code == ask(port, "/ready").status_code == 503
 
 
-def test_clients_that_say_nothing_or_do_not_wait_keep_nobody_waiting_and_leave_no_tracebacks(
+def test_silent_and_impatient_clients_block_nothing_and_leave_no_tracebacks(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with serve_page(LearnerSettings(port=0), Health()) as port:
@@ -135,7 +135,7 @@ def test_clients_that_say_nothing_or_do_not_wait_keep_nobody_waiting_and_leave_n
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
+def test_a_taken_port_is_reported_in_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         with (

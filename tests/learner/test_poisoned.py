@@ -26,7 +26,7 @@ pytestmark = WARNINGS
 EVENTS = Traffic(seed=9).events(20)
 
 
-def test_a_learner_learns_behind_poison_on_every_topic_and_after_a_restart(bare: Stage) -> None:
+def test_malformed_records_on_every_topic_are_skipped(bare: Stage) -> None:
     half = batches(EVENTS)[:4], batches(EVENTS)[4:]
     poison(bare.kafka)
     produce(bare.kafka, half[0])
@@ -47,7 +47,7 @@ def record(key: str, value: bytes, offset: int = 0) -> SimpleNamespace:
     return SimpleNamespace(key=key.encode(), value=value, partition=0, offset=offset, headers=[])
 
 
-def test_leases_of_any_number_of_scopes_are_held_in_bounds_and_the_live_ones_stay(
+def test_leases_are_bounded_and_live_ones_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(leases, "MAX_SCOPES", 50)
@@ -60,7 +60,7 @@ def test_leases_of_any_number_of_scopes_are_held_in_bounds_and_the_live_ones_sta
     assert lease.holder_of("made.up.7") == "" == lease.holder_of("/" * 100_000 + "499")
 
 
-def test_a_dead_letter_that_is_too_large_costs_no_other(broker: Broker) -> None:
+def test_an_oversized_dead_letter_does_not_affect_others(broker: Broker) -> None:
     dead, refusal = DeadLetters(broker.kafka), EventRefused("no record")
     for value in (b"x" * (1 << 20), b"small"):
         dead.send(Fetched(0, 0, 0, b"w", value), refusal)
@@ -68,7 +68,7 @@ def test_a_dead_letter_that_is_too_large_costs_no_other(broker: Broker) -> None:
     assert dead.failed == 1 and [r.value for r in consume(broker.kafka, DEAD)] == [b"small"]
 
 
-def test_forged_statuses_neither_fill_the_memory_nor_silence_a_scope(bare: Stage) -> None:
+def test_forged_statuses_neither_fill_memory_nor_reduce_sampling(bare: Stage) -> None:
     learner = bare.learner("off")
     produce(bare.kafka, batches(EVENTS[:200]))
     step_until(learner, lambda: learner.lease.holds(SCOPE))
@@ -84,7 +84,7 @@ def test_forged_statuses_neither_fill_the_memory_nor_silence_a_scope(bare: Stage
     stop(learner)
 
 
-def test_whoever_makes_scopes_up_makes_nobody_wait_where_no_status_can_be_read(
+def test_forged_scopes_cause_no_waiting_without_statuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, asked = [100.0], list[float]()

@@ -17,7 +17,7 @@ from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint, scopes, state
 from learner.checkpoint import Store
-from learner.evaluation.contest import FIRST, RETUNED, Challenger
+from learner.evaluation.challengers import FIRST, RETUNED, Challenger
 from learner.evaluation.skill import skill_of
 from learner.scope import BLOCK, Scope
 from learner.scopes import Scopes
@@ -55,7 +55,7 @@ def served(scope: Scope, rows: Rows, each: int = 100) -> list[Challenger]:
     return won
 
 
-def test_the_papers_kind_is_learned_and_its_threshold_is_retuned(first: Policy) -> None:
+def test_the_paper_s_network_is_trained_and_its_threshold_retuned(first: Policy) -> None:
     settings = SETTINGS.model_copy(update={"kind": "payoff"})
     scope = Scope("s", settings, frequency_policy("s"))
     won = served(scope, rows_of(150, seed=2))
@@ -71,7 +71,7 @@ def test_the_papers_kind_is_learned_and_its_threshold_is_retuned(first: Policy) 
     assert again.learners.trainer is not None and again.learners.trainer.kind == "survival"
 
 
-def test_costs_alone_retune_a_threshold() -> None:
+def test_changed_costs_retune_the_threshold() -> None:
     """The network stays: what contends is the champion with another threshold."""
     rows = rows_of(100, seed=1)
     served_one = replace(
@@ -80,16 +80,16 @@ def test_costs_alone_retune_a_threshold() -> None:
     settings = SETTINGS.model_copy(update={"kind": "payoff"})
     scope = Scope("s", settings, served_one)
     scope.update(rows_of(60, seed=5))
-    seat = scope.contest.seats[RETUNED]
-    assert seat is not None and seat.origin == "retuned" and seat.policy.threshold > 0.5
+    slot = scope.challengers.slots[RETUNED]
+    assert slot is not None and slot.origin == "retuned" and slot.policy.threshold > 0.5
     assert all(
         np.array_equal(mine, theirs)
-        for one, other in zip(seat.policy.layers, served_one.layers, strict=True)
+        for one, other in zip(slot.policy.layers, served_one.layers, strict=True)
         for mine, theirs in zip(one, other, strict=True)
     )
 
 
-def test_steps_are_fewer_where_drafts_come_faster() -> None:
+def test_faster_arrivals_reduce_optimiser_steps() -> None:
     settings, steps = SETTINGS.model_copy(update={"buffer_events": 20_000}), []
     for rate in (10.0, PER_SECOND, 4 * PER_SECOND, 1e6):
         rows = rows_of(2 * RECENT // 20, seed=3)
@@ -114,7 +114,7 @@ ROWS = joined([rows_of(60, seed=2), rows_of(60, seed=3, sign=-1)])
 
 
 @pytest.mark.parametrize("sizes", [(1,), (7, 64, 300), (997,)])
-def test_neither_the_reading_nor_a_restart_changes_anything(sizes: Sequence[int]) -> None:
+def test_learning_is_independent_of_batching_and_restarts(sizes: Sequence[int]) -> None:
     rows = ROWS.take(np.arange(900))
     whole, pieces = (Scope("s", SETTINGS, frequency_policy("s")) for _ in range(2))
     expected = whole.update(rows)
@@ -147,7 +147,7 @@ def test_a_new_scope_learns_to_beat_counting() -> None:
     assert scope.promotions == promotions, "gone back to"
 
 
-def test_traffic_as_usual_makes_nothing_worse(first: Policy) -> None:
+def test_stationary_traffic_does_not_degrade_a_policy(first: Policy) -> None:
     scope = Scope("s", SETTINGS, first)
     served(scope, rows_of(150, seed=6))
     others = rows_of(40, seed=98)
@@ -155,7 +155,7 @@ def test_traffic_as_usual_makes_nothing_worse(first: Policy) -> None:
     assert error(scope.champion, others) <= 1.02 * error(first, others)
 
 
-def test_traffic_that_turns_about_is_followed_and_nothing_is_forgotten(first: Policy) -> None:
+def test_changed_traffic_is_followed_and_earlier_learning_kept(first: Policy) -> None:
     scope = Scope("s", SETTINGS, first)
     usual, turned = rows_of(60, seed=5), rows_of(250, seed=6, sign=-1)
     assert served(scope, usual) == []
@@ -167,7 +167,7 @@ def test_traffic_that_turns_about_is_followed_and_nothing_is_forgotten(first: Po
     assert error(scope.champion, others) < 0.5 * error(first, others)
 
 
-def test_the_first_policy_comes_back_when_the_traffic_does(first: Policy) -> None:
+def test_the_first_policy_returns_with_its_traffic(first: Policy) -> None:
     rows = rows_of(200, seed=9, sign=-1)
     turned = replace(train.export(train.fit(rows), "s", 6.0, rows.features), version=2)
     scope = Scope("s", SETTINGS.model_copy(update={"candidate_every": 10**9}), first)
@@ -175,10 +175,10 @@ def test_the_first_policy_comes_back_when_the_traffic_does(first: Policy) -> Non
     assert served(scope, rows_of(60, seed=6, sign=-1)) == []
     won = served(scope, rows_of(60, seed=7), each=20)
     assert won[-1].origin == "first"
-    assert scope.champion.digest == first.digest and scope.contest.seats[FIRST] is None
+    assert scope.champion.digest == first.digest and scope.challengers.slots[FIRST] is None
 
 
-def test_what_a_person_serves_is_learned_on_from(first: Policy) -> None:
+def test_training_continues_from_a_policy_that_a_person_serves(first: Policy) -> None:
     scope = Scope("s", SETTINGS, frequency_policy("s"))
     scope.update(rows_of(60, seed=2))
     scope.promote(replace(first, version=9))
@@ -186,8 +186,8 @@ def test_what_a_person_serves_is_learned_on_from(first: Policy) -> None:
     assert scope.learners.trainer is not None
     (weight, _), *_ = scope.learners.trainer.layers(SLOW)
     assert np.array_equal(weight, first.layers[0][0])
-    seat = scope.contest.seats[FIRST]
-    assert seat is not None and seat.policy.kind == "frequency"
+    slot = scope.challengers.slots[FIRST]
+    assert slot is not None and slot.policy.kind == "frequency"
     before = scope.learners.trainer.weights[FAST].copy()
     scope.promote(replace(first, version=10))
     assert scope.version == 10 and np.array_equal(scope.learners.trainer.weights[FAST], before)
@@ -200,7 +200,7 @@ def settings_in(folder: Path) -> LearnerSettings:
     return LearnerSettings(state_dir=folder, awake_scopes=3, buffer_events=500, min_events=50)
 
 
-def test_a_scope_that_rested_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+def test_an_evicted_scope_resumes_exactly(tmp_path: Path) -> None:
     rested, never = Scopes(settings_in(tmp_path / "a")), Scopes(settings_in(tmp_path / "b"))
     for cut in range(0, 200, 25):
         part = FEW_ROWS.take(np.arange(cut, cut + 25))
@@ -213,9 +213,7 @@ def test_a_scope_that_rested_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     assert kept(rested.get("mine")) == kept(never.get("mine"))
 
 
-def test_a_checkpoint_adds_what_came_and_never_writes_the_buffer_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_writes_new_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scopes, "PART", 64)
     settings = settings_in(tmp_path)
     held, never = Scopes(settings), Scopes(settings_in(tmp_path / "never"))
@@ -250,7 +248,7 @@ def spoil(held: Scopes, name: str) -> None:
     held.store.commit()
 
 
-def test_rows_that_outlive_their_scope_are_no_other_s(
+def test_leftover_rows_belong_to_no_other_scope(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scopes, "PART", 64)
@@ -267,7 +265,7 @@ def test_rows_that_outlive_their_scope_are_no_other_s(
     assert kept(state.load(settings).scopes.get("mine")) == kept(never.get("mine"))
 
 
-def test_a_thousand_names_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_scopes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scopes, "MAX_SCOPES", 40)
     settings = settings_in(tmp_path)
     held = Scopes(settings)
@@ -283,7 +281,7 @@ def test_a_thousand_names_stay_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     assert again.get("made-up-60").total == 2
 
 
-def test_while_checkpoints_fail_the_last_one_stays_and_what_rests_is_counted_as_lost(
+def test_failed_checkpoints_keep_the_last_one_and_evicted_events_count_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, held = settings_in(tmp_path), Scopes(settings_in(tmp_path))
@@ -314,7 +312,7 @@ def test_while_checkpoints_fail_the_last_one_stays_and_what_rests_is_counted_as_
     assert again.lost == {"one": {"disk": 100}, "two": {"disk": 100}}
 
 
-def test_what_was_consumed_and_is_not_learned_is_counted_by_its_reason(
+def test_unlearned_events_are_counted_by_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The events of a scope are what it has learned from, and what is lost; also behind a save."""

@@ -48,7 +48,7 @@ def make(broker: Broker, name: str, **configs: str) -> None:
     admin.close()
 
 
-def test_topics_are_made_and_left_alone(bare_broker: Broker) -> None:
+def test_topics_are_created_once(bare_broker: Broker) -> None:
     for _ in range(2):
         ensure_topics(bare_broker.kafka, {"retention.bytes": "1000000"})
     for topic in TOPICS:
@@ -58,7 +58,7 @@ def test_topics_are_made_and_left_alone(bare_broker: Broker) -> None:
     assert set_as(bare_broker.kafka, POLICY.name)["segment.ms"] == "3600000"
 
 
-def test_a_topic_whose_settings_do_harm_is_named(
+def test_a_harmful_topic_setting_is_reported(
     bare_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kafka = bare_broker.kafka
@@ -82,7 +82,7 @@ def test_a_topic_whose_settings_do_harm_is_named(
     assert not check.ok and not check.blocks and STATUS.name in check.found and check.fix
 
 
-def test_topics_as_they_are_made_or_declared_do_no_harm(
+def test_created_and_declared_topics_have_no_harmful_settings(
     bare_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ensure_topics(bare_broker.kafka)
@@ -94,7 +94,7 @@ def test_topics_as_they_are_made_or_declared_do_no_harm(
     assert doctor.topics().ok, "that nobody answers is another check's to say"
 
 
-def test_a_topic_that_forgets_is_mended_or_the_command_is_named(
+def test_a_wrong_clean_up_policy_is_repaired_or_the_command_is_named(
     bare_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(bare_broker, POLICY.name, cleanup_policy="delete")
@@ -113,7 +113,7 @@ def refused(*_: object) -> None:
     raise TopicAuthorizationFailedError("this one")
 
 
-def test_a_topic_lets_go_of_records_at_the_age_it_says_or_that_is_said(
+def test_segments_longer_than_the_retention_are_repaired_or_reported(
     bare_broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that says an hour and, by its segments, means a week."""
@@ -133,7 +133,7 @@ def test_a_topic_lets_go_of_records_at_the_age_it_says_or_that_is_said(
 
 
 @pytest.mark.parametrize("asked", ["list_topics", "create_topics"])
-def test_what_passes_is_waited_for(
+def test_transient_errors_are_retried(
     bare_broker: Broker, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     """A cluster that is about to start, or hands over its controller, says such things."""
@@ -151,7 +151,7 @@ def test_what_passes_is_waited_for(
     assert not first and set_as(bare_broker.kafka, POLICY.name)["cleanup.policy"] == "compact"
 
 
-def test_a_setting_without_a_value_is_none(
+def test_a_setting_without_a_value_is_skipped(
     bare_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = {"topic": {DRAFTS.name: {"retention.ms": {"value": None}}}}
@@ -187,7 +187,7 @@ def test_topics_are_as_declared(bare_broker: Broker) -> None:
         (('"604800000"', '"a week"'), "retention.ms and segment.ms of hvd.drafts.v2"),
     ],
 )
-def test_a_file_that_would_lose_something_is_refused(
+def test_an_invalid_topics_file_is_refused(
     change: tuple[str, str], told: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "topics.toml"
@@ -196,7 +196,7 @@ def test_a_file_that_would_lose_something_is_refused(
         read(file)
 
 
-def test_where_a_platform_wants_three_partitions_at_least_they_are_declared(tmp_path: Path) -> None:
+def test_a_minimum_of_three_partitions_is_declared(tmp_path: Path) -> None:
     file = tmp_path / "topics.toml"
     file.write_text(FLEET.read_text().replace("partitions = 1\n", "partitions = 3\n"))
     assert min(topic.partitions for topic in read(file).values()) == 3

@@ -28,8 +28,8 @@ from learner.ingest.source import EventSource, Fetched
 from learner.ingest.statuses import StatusReader
 from learner.loop import Learner
 from learner.release import registrar
-from learner.release.publish import PolicyPublisher
-from learner.release.registry import Registry, Standing
+from learner.release.publisher import PolicyPublisher
+from learner.release.registry import AliasState, Registry
 from tests.conftest import random_policy, until
 from tests.learner.conftest import Clock
 from tests.learner.stage import EVENTS, WARNINGS, Stage, on_trial, won, work
@@ -44,7 +44,7 @@ WAIT: dict[Any, list[str]] = {
 """What asks a server and may wait for its answer."""
 
 
-def test_the_loop_asks_no_server_itself(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_makes_no_blocking_request(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     turning, asked = threading.local(), dict[str, Counter[bool]]()
 
     def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +68,7 @@ def test_the_loop_asks_no_server_itself(stage: Stage, monkeypatch: pytest.Monkey
     monkeypatch.setattr(learner, "step", turn)
     produce(stage.kafka, [b"poison", *batches(EVENTS[200:400], first=20)])
     work(learner, lambda: learner.reader.refused.total() == 1)
-    work(learner, lambda: learner.publisher.published.last(SCOPE) is not None)
+    work(learner, lambda: learner.publisher.topic.last(SCOPE) is not None)
     won(learner)
     work(learner, lambda: on_trial(learner) > 0)
     stop(learner)
@@ -76,7 +76,7 @@ def test_the_loop_asks_no_server_itself(stage: Stage, monkeypatch: pytest.Monkey
     assert all(calls[False] and not calls[True] for calls in asked.values()), asked
 
 
-def test_a_policy_topic_that_takes_nothing_is_waited_for_by_nobody_and_tried_once_a_while(
+def test_a_refusing_policy_topic_blocks_nothing_and_is_retried_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     publisher, answer, tries = PolicyPublisher(NOWHERE), threading.Event(), list[bytes]()
@@ -86,24 +86,24 @@ def test_a_policy_topic_that_takes_nothing_is_waited_for_by_nobody_and_tried_onc
         answer.wait()
         raise KafkaTimeoutError("too few replicas")
 
-    monkeypatch.setattr(publisher.published, "read", lambda seconds=0.0: True)
+    monkeypatch.setattr(publisher.topic, "read", lambda seconds=0.0: True)
     monkeypatch.setattr(publisher, "_send", refused)
     scopes = [f"s{number}" for number in range(50)]
     for scope in scopes:
-        publisher.begin(scope, "champion", lambda: 1, random_policy(version=1, scope=scope))
-        publisher.begin(scope, "trial", lambda: 1)
-        assert publisher.waits(scope, "champion", 1) and publisher.waits(scope, "trial")
+        publisher.submit(scope, "champion", lambda: 1, random_policy(version=1, scope=scope))
+        publisher.submit(scope, "trial", lambda: 1)
+        assert publisher.must_wait(scope, "champion", 1) and publisher.must_wait(scope, "trial")
     answer.set()
     until(publisher._background.idle)
-    assert not publisher.pending
+    assert not publisher.in_flight
     assert len(tries) == 1 and not publisher.acknowledged()
-    assert publisher.waits("another", "champion", 7), "the broker is left alone for a while"
+    assert publisher.must_wait("another", "champion", 7), "the broker is left alone for a while"
     publisher.close()
 
 
-def test_what_is_published_is_ours_when_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publication_needs_the_lease_when_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     publisher, sent = PolicyPublisher(NOWHERE), list[tuple[bytes, bool]]()
-    monkeypatch.setattr(publisher.published, "read", lambda seconds=0.0: True)
+    monkeypatch.setattr(publisher.topic, "read", lambda seconds=0.0: True)
     monkeypatch.setattr(
         publisher, "_send", lambda key, value, *_: sent.append((key, value is not None))
     )
@@ -112,28 +112,28 @@ def test_what_is_published_is_ours_when_it_is_sent(monkeypatch: pytest.MonkeyPat
     )
     for scope, term in {"ours": 3, "lost": 0}.items():
         made = random_policy(version=1, scope=scope)
-        publisher.begin(scope, "champion", lambda term=term: term, made)
-        publisher.begin(scope, "trial", lambda term=term: term)
+        publisher.submit(scope, "champion", lambda term=term: term, made)
+        publisher.submit(scope, "trial", lambda term=term: term)
     publisher.close()
     assert sent == [(b"ours/champion", True), (b"ours/trial", False)]
     assert [(p.scope, p.publication) for p in publisher.acknowledged()] == [("ours", 3_000_001)]
 
 
-def test_a_registry_of_thousands_of_scopes_is_looked_at_in_parts(
+def test_thousands_of_registered_scopes_are_processed_in_slices(
     tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = Learner(settings_in(tmp_path, registry), NOWHERE)
     names = [f"scope{number:05d}" for number in range(3 * loop.SLICE)]
-    learner.standings = {name: Standing(name, champion=1) for name in names}
+    learner.aliases = {name: AliasState(name, champion=1) for name in names}
     learner._aliases_known = learner.publisher.current = True
     seen, followed = Counter[str](), list[int]()
 
-    def follow(standings: dict[str, Standing]) -> None:
+    def follow(standings: dict[str, AliasState]) -> None:
         seen.update(standings.keys())
         followed.append(len(standings))
 
     monkeypatch.setattr(learner.rollouts, "follow", follow)
-    monkeypatch.setattr(learner.publisher, "follow", lambda: None)
+    monkeypatch.setattr(learner.publisher, "read_in_background", lambda: None)
     due = {"champion": (1, 0.0)}
     monkeypatch.setattr(learner, "_due", lambda scope: due if scope in names[:4] else {})
     learner.registrar._unusable.add((names[3], 1))  # as of a release of other features
@@ -148,7 +148,7 @@ def fetched(offset: int) -> Fetched:
     return Fetched(0, offset, 0, None, b"")
 
 
-def test_a_turn_ends_after_its_time_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_ends_in_its_time_and_the_next_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(
         sources, "time", SimpleNamespace(monotonic=clock.monotonic, time=lambda: 0.0)
@@ -176,7 +176,7 @@ def status(share: float, process: str = "holder", scope: str = "s") -> SimpleNam
     return SimpleNamespace(value=told.model_dump_json().encode())
 
 
-def test_who_calls_himself_a_holder_makes_nobody_learn_from_less(
+def test_a_forged_holder_does_not_reduce_sampling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = StatusReader(NOWHERE, "own")
@@ -208,7 +208,7 @@ def test_who_calls_himself_a_holder_makes_nobody_learn_from_less(
     assert last == {}, "what nobody reports any more holds no longer"
 
 
-def test_a_fleet_that_reports_faster_than_is_read_is_read_at_its_newest(
+def test_the_newest_statuses_of_a_fast_fleet_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else the reader falls ever further behind."""
@@ -242,7 +242,7 @@ def test_a_fleet_that_reports_faster_than_is_read_is_read_at_its_newest(
     assert known.ready
 
 
-def test_a_broker_that_does_not_answer_keeps_no_reader_waiting(
+def test_an_unanswering_broker_blocks_no_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source, answer = EventSource(NOWHERE, {0: 5}), threading.Event()
@@ -255,7 +255,7 @@ def test_a_broker_that_does_not_answer_keeps_no_reader_waiting(
     source.close()
 
 
-def test_calls_are_made_in_their_order_and_one_that_fails_ends_none_after_it() -> None:
+def test_background_calls_run_in_order_despite_failures() -> None:
     made: list[int] = []
     gate, begun = threading.Event(), threading.Event()
     with closing(Background("test")) as background:
@@ -269,7 +269,7 @@ def test_calls_are_made_in_their_order_and_one_that_fails_ends_none_after_it() -
     assert made == [2, 1]
 
 
-def test_who_was_closed_makes_the_calls_that_are_offered_later() -> None:
+def test_a_closed_background_runs_later_calls() -> None:
     made: list[int] = []
     background = Background("test")
     for turn in range(3):  # the first has not made any call before it is closed
@@ -279,7 +279,7 @@ def test_who_was_closed_makes_the_calls_that_are_offered_later() -> None:
     assert background.close() and made == [0, 1, 2]
 
 
-def test_a_registry_that_takes_long_to_list_is_listed_less_often(
+def test_a_slow_listing_reduces_its_rate(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk, rests = registrar.Registrar(registry, lambda scope: True), list[float]()
@@ -290,5 +290,5 @@ def test_a_registry_that_takes_long_to_list_is_listed_less_often(
     monkeypatch.setattr(registrar, "time", clock)
     for _ in range(2):
         desk._turn()
-        rests.append(desk._rest_seconds)
-    assert rests == pytest.approx([0.02 * registrar.RESTS, 3.0 * registrar.RESTS])
+        rests.append(desk._pause_seconds)
+    assert rests == pytest.approx([0.02 * registrar.PAUSE_FACTOR, 3.0 * registrar.PAUSE_FACTOR])

@@ -183,7 +183,7 @@ def said_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_batch_that_cannot_be_unpacked_hides_nothing_behind_it(
+def test_an_undecodable_batch_hides_no_later_one(
     embedded: Reader, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     passed = check(embedded, CASES[case](), case)
@@ -192,11 +192,11 @@ def test_a_batch_that_cannot_be_unpacked_hides_nothing_behind_it(
 
 
 @pytest.mark.parametrize("case", FRAMED)
-def test_nor_does_one_whose_frame_is_damaged(mock: Reader, case: str) -> None:
+def test_a_damaged_frame_hides_no_later_batch(mock: Reader, case: str) -> None:
     check(mock, FRAMED[case](), case)
 
 
-def test_nor_do_bytes_at_random(embedded: Reader) -> None:
+def test_random_bytes_hide_no_later_batch(embedded: Reader) -> None:
     draw = random.Random(5)
     for codec in raw.CODECS:
         damaged = []
@@ -211,7 +211,7 @@ def test_nor_do_bytes_at_random(embedded: Reader) -> None:
 
 
 @pytest.mark.parametrize("codec", raw.CODECS)
-def test_what_is_sound_is_read_whole(embedded: Reader, codec: str) -> None:
+def test_valid_batches_are_read_completely(embedded: Reader, codec: str) -> None:
     values = [b"one", None, b"", b"four" * 90_000]
     found, passed = embedded.read(raw.sound(values, codec), BEHIND)
     assert [r.value for r in found] == [*values, b"behind"] and not passed
@@ -226,7 +226,7 @@ def test_what_is_sound_is_read_whole(embedded: Reader, codec: str) -> None:
     assert record.headers == [("name", b"\xff")]
 
 
-def test_offsets_that_compaction_has_emptied_and_batches_of_control_are_no_damage(
+def test_compacted_offsets_and_control_batches_are_no_damage(
     embedded: Reader,
 ) -> None:
     consumer, passed, found = embedded.consumer, [], []  # type: ignore[var-annotated]
@@ -245,12 +245,12 @@ def test_offsets_that_compaction_has_emptied_and_batches_of_control_are_no_damag
 
 
 @pytest.mark.parametrize("stamp", [-(2**62), -1, 0, 2**31, 10**15, 2**62])
-def test_a_stamp_of_any_unit_is_a_date(mock: Reader, stamp: int) -> None:
+def test_timestamps_of_any_unit_are_accepted(mock: Reader, stamp: int) -> None:
     found, passed = mock.read(raw.sound([b"x"], stamp=stamp))
     assert datetime.fromtimestamp(found[0].timestamp / 1e3) and not passed
 
 
-def test_what_a_broker_finds_damaged_on_its_disk_is_passed_over() -> None:
+def test_records_damaged_on_the_broker_s_disk_are_skipped() -> None:
     corrupt = 2
     with running() as cluster:
         raw.put(cluster.kafka, TOPIC, *[raw.sound([b"%d" % n]) for n in range(4)])

@@ -52,7 +52,7 @@ def wait(done: Callable[[], bool], *members: GroupMember) -> None:
     until(done, "their parts", turn=turn)
 
 
-def test_releases_of_different_feature_schemas_each_read_every_partition(
+def test_releases_with_different_feature_schemas_each_read_every_partition(
     joins: Joins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one group, what a release passes over would be committed behind for both."""
@@ -62,7 +62,7 @@ def test_releases_of_different_feature_schemas_each_read_every_partition(
     wait(lambda: len(old.assignment.owned) == len(new.assignment.owned) == PARTITIONS, old, new)
 
 
-def test_a_static_member_that_starts_again_has_the_partitions_that_it_had(
+def test_a_restarted_static_member_keeps_its_partitions(
     joins: Joins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mock cluster knows no static members: what the client asks of a broker that does, and

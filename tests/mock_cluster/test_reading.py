@@ -23,7 +23,7 @@ from learner.ingest.dead_letters import DeadLetters
 from learner.ingest.records import RecordReader
 from learner.ingest.source import EventSource, Fetched
 from learner.lease import Lease
-from learner.release.publish import PolicyPublisher
+from learner.release.publisher import PolicyPublisher
 from pipelines.watch.ledger import Ledger, Observer
 from tests.conftest import until
 from tests.contracts.test_events import ORIGIN, PLAIN
@@ -59,7 +59,7 @@ def produce(cluster: MockCluster, partition: int, *values: bytes) -> None:
     send(cluster.kafka, DRAFTS.name, *values, partition=partition)
 
 
-def test_a_feed_hears_of_the_next_policy_after_every_trouble(
+def test_a_feed_receives_the_next_policy_after_every_fault(
     cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     applied: list[Policy] = []
@@ -71,7 +71,7 @@ def test_a_feed_hears_of_the_next_policy_after_every_trouble(
     second = publisher.publish(policy(2), term=1)
     until(lambda: len(applied) == 2)
     cluster.down()
-    monkeypatch.setattr("learner.release.publish.ACK_SECONDS", 2.0)
+    monkeypatch.setattr("learner.release.publisher.ACK_SECONDS", 2.0)
     with pytest.raises(BrokerError, match="was not acknowledged"):
         publisher.publish(policy(3), term=1)
     cluster.up()
@@ -91,10 +91,10 @@ def publishes(publisher: PolicyPublisher, version: int) -> bool:
     return True
 
 
-def test_a_policy_that_too_few_replicas_take_is_not_published(
+def test_a_policy_with_too_few_replicas_is_not_published(
     cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("learner.release.publish.ACK_SECONDS", 2.0)
+    monkeypatch.setattr("learner.release.publisher.ACK_SECONDS", 2.0)
     cluster.answer(PRODUCE, *[FEW_REPLICAS] * 200)
     with pytest.raises(BrokerError, match="was not acknowledged"):
         publisher.publish(policy(1), term=1)
@@ -107,7 +107,7 @@ def received(source: EventSource, count: int) -> list[Fetched]:
     return found
 
 
-def test_a_learner_reads_each_record_once_through_every_trouble(cluster: MockCluster) -> None:
+def test_a_learner_reads_each_record_once_through_every_fault(cluster: MockCluster) -> None:
     def record(number: int) -> bytes:
         return encode_events([PLAIN._replace(number=number)], ORIGIN, number // 2)
 
@@ -138,7 +138,7 @@ def test_a_learner_reads_each_record_once_through_every_trouble(cluster: MockClu
     assert intake.sequences.missing == intake.sequences.duplicates == 0
 
 
-def test_who_goes_back_reads_all_again_that_lies_there(cluster: MockCluster) -> None:
+def test_an_older_offset_reads_all_records_again(cluster: MockCluster) -> None:
     source = EventSource(cluster.kafka, {})
     produce(cluster, 0, *[b""] * 6)
     for due in (0, 2, 0):
@@ -151,7 +151,7 @@ def test_who_goes_back_reads_all_again_that_lies_there(cluster: MockCluster) -> 
     assert source.skipped == 0
 
 
-def test_a_leader_that_nobody_names_for_a_while_is_read_again(
+def test_a_partition_without_a_named_leader_is_read_again(
     cluster: MockCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """kafka-python (3.0.12) waits for ever for what it could not ask a broker that it does not
@@ -169,7 +169,7 @@ def test_a_leader_that_nobody_names_for_a_while_is_read_again(
     source.close()
 
 
-def test_a_partition_without_a_leader_keeps_no_other_waiting_and_is_read_when_it_has_one(
+def test_a_partition_without_a_leader_blocks_no_other(
     cluster: MockCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, value in {
@@ -211,7 +211,7 @@ def test_a_partition_without_a_leader_keeps_no_other_waiting_and_is_read_when_it
     source.close()
 
 
-def test_what_is_refused_lies_with_the_dead_and_what_no_broker_takes_is_counted(
+def test_refused_records_are_dead_letters_and_lost_ones_are_counted(
     cluster: MockCluster,
 ) -> None:
     produce(cluster, 0, b"no record", b"none either")
@@ -235,7 +235,7 @@ def test_what_is_refused_lies_with_the_dead_and_what_no_broker_takes_is_counted(
     assert intake.refused.total() == 2
 
 
-def test_a_compacted_topic_with_a_partition_that_nobody_leads_ends_none_of_its_readers(
+def test_a_compacted_topic_with_a_leaderless_partition_fails_no_reader(
     cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("learner.lease.RETRY_SECONDS", 0.1)
@@ -257,7 +257,7 @@ def test_a_compacted_topic_with_a_partition_that_nobody_leads_ends_none_of_its_r
     lease.close()
 
 
-def test_a_topic_of_another_id_is_read_from_its_beginning_wherever_it_ends(
+def test_a_topic_with_another_id_is_read_from_its_beginning(
     cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was made anew may have grown past what was read before it is looked at again."""
@@ -286,7 +286,7 @@ def test_a_topic_of_another_id_is_read_from_its_beginning_wherever_it_ends(
     assert sorted(forgotten) == [0, 1] and sorted(received) == sorted(2 * [b"a", b"b", b"c"])
 
 
-def test_topics_that_vanish_for_a_while_are_read_when_they_are_back(
+def test_topics_that_reappear_are_read(
     cluster: MockCluster, publisher: PolicyPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("decoder.kafka.clients.METADATA_MS", 100)
@@ -309,14 +309,14 @@ def test_topics_that_vanish_for_a_while_are_read_when_they_are_back(
     source.close()
 
 
-def test_topics_are_left_alone_where_nobody_says_how_they_are_set(
+def test_topics_without_reported_settings_are_left_alone(
     cluster: MockCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     topics.ensure_topics(cluster.kafka)
     assert "does not report settings of its topics" in caplog.text
 
 
-def test_where_a_topic_is_missing_and_cannot_be_made_the_command_is_named() -> None:
+def test_a_topic_that_cannot_be_created_names_the_command() -> None:
     cluster = MockCluster(1)
     cluster.make_topic(POLICY.name)
     with pytest.raises(BrokerError, match=rf"kafka-topics.sh --create --topic {DRAFTS.name}"):

@@ -158,7 +158,7 @@ class Fleet:
         close(self.statuses)
 
 
-def test_lessons_that_were_not_taken_are_sent_again(
+def test_refused_training_rows_are_sent_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, value in {"SESSION_MS": 3_000, "HEARTBEAT_MS": 500}.items():
@@ -190,7 +190,7 @@ def test_lessons_that_were_not_taken_are_sent_again(
         close(consumer)
 
 
-def test_a_member_whose_client_fails_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_rejoins_after_a_client_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "RETRY_SECONDS", 0.1)
 
     def fails(**_: object) -> None:
@@ -218,7 +218,7 @@ def fleet(tmp_path: Path, empty_store: Path) -> Iterator[Fleet]:
 
 
 @pytest.mark.long
-def test_whoever_is_killed_each_lesson_is_learned_once_and_a_scope_has_one_publisher(
+def test_kills_lose_and_repeat_no_training_row_and_a_scope_has_one_publisher(
     fleet: Fleet, record_property: Callable[[str, object], None]
 ) -> None:
     fleet.start("intake-a")

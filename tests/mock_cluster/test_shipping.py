@@ -46,7 +46,7 @@ def numbers(found: list[EventBatch]) -> list[int]:
     return sorted(event.number for batch in found for event in events_of(batch))
 
 
-def test_a_worker_is_read_by_a_client_of_another_make(cluster: MockCluster) -> None:
+def test_another_client_library_reads_a_worker_s_records(cluster: MockCluster) -> None:
     ring = Ring(10_000)
     supervisor = supervisor_of(cluster.kafka, ring)
     put(ring, *spread(1_400))
@@ -78,7 +78,9 @@ def test_a_worker_is_read_by_a_client_of_another_make(cluster: MockCluster) -> N
     ],
     ids=lambda errors: "-".join(map(str, dict.fromkeys(errors))),
 )
-def test_what_passes_costs_no_event_and_no_order(cluster: MockCluster, errors: list[int]) -> None:
+def test_transient_errors_lose_and_reorder_no_event(
+    cluster: MockCluster, errors: list[int]
+) -> None:
     ring = ring_of(*spread(10))
     exporter = Exporter(cluster.kafka, ORIGIN, ring)
     ship(exporter, lambda: exporter.progress.sent == 10)
@@ -95,7 +97,7 @@ def test_what_passes_costs_no_event_and_no_order(cluster: MockCluster, errors: l
     ("error", "reason"),
     [(NOT_AUTHORISED, "TopicAuthorizationFailed"), (INVALID_RECORD, "InvalidRecord")],
 )
-def test_what_is_refused_for_good_is_counted_by_its_reason_and_the_rest_comes(
+def test_permanent_refusals_are_counted_by_reason(
     cluster: MockCluster, error: int, reason: str
 ) -> None:
     """A right that was missing counts as missing until the client asks for the topic again."""
@@ -114,7 +116,7 @@ def test_what_is_refused_for_good_is_counted_by_its_reason_and_the_rest_comes(
     assert numbers(batches(cluster.kafka)) == list(range(made))[-progress.sent :]
 
 
-def test_a_record_that_brokers_find_too_large_comes_in_two(cluster: MockCluster) -> None:
+def test_an_oversized_record_is_split(cluster: MockCluster) -> None:
     ring = ring_of(*[PLAIN] * 50)
     exporter = Exporter(cluster.kafka, ORIGIN, ring)
     cluster.answer(PRODUCE, TOO_LARGE)
@@ -128,7 +130,7 @@ def test_a_record_that_brokers_find_too_large_comes_in_two(cluster: MockCluster)
     assert [event.number for batch in found for event in events_of(batch)] == list(range(53))
 
 
-def test_a_leader_that_moves_costs_no_event_and_no_order(cluster: MockCluster) -> None:
+def test_a_moved_leader_loses_and_reorders_no_event(cluster: MockCluster) -> None:
     ring = Ring(4 * BATCH)
     exporter = Exporter(cluster.kafka, ORIGIN, ring)
     for turn in range(4):
@@ -141,7 +143,7 @@ def test_a_leader_that_moves_costs_no_event_and_no_order(cluster: MockCluster) -
     assert numbers(found) == list(range(4 * BATCH)) and in_order(found)
 
 
-def test_brokers_that_go_and_come_find_everything(cluster: MockCluster) -> None:
+def test_restarted_brokers_receive_all_events(cluster: MockCluster) -> None:
     ring = Ring(2_000)
     exporter = Exporter(cluster.kafka, ORIGIN, ring)
     for made in (0, 1_000):
@@ -160,7 +162,7 @@ def test_brokers_that_go_and_come_find_everything(cluster: MockCluster) -> None:
     assert len({sequence for sequence, _ in places}) > 2
 
 
-def test_a_record_whose_acknowledgement_is_lost_lies_there_again_under_its_number(
+def test_a_lost_acknowledgement_repeats_the_sequence_number(
     cluster: MockCluster,
 ) -> None:
     ring = ring_of(*[PLAIN] * 5)
@@ -182,7 +184,7 @@ def test_a_record_whose_acknowledgement_is_lost_lies_there_again_under_its_numbe
     assert set(came) == set(range(10)) and len(came) >= 15
 
 
-def test_what_a_worker_that_ends_has_no_answer_for_is_in_doubt(
+def test_unacknowledged_events_of_a_stopped_worker_are_in_doubt(
     cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("decoder.telemetry.supervisor.CLOSE_TIMEOUT_S", 1.0)

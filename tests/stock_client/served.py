@@ -20,7 +20,7 @@ from decoder.contracts.bundle import CHAMPION, Policy, frequency_policy
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.policy.first import first_policy
-from learner.release.publish import PolicyPublisher
+from learner.release.publisher import PolicyPublisher
 from learner.topics import ensure_topics
 from pipelines import embedded, machine
 from pipelines.stack import broker, processes

@@ -1,19 +1,19 @@
-"""Policies in MLflow: versions and their aliases, what they were learned from, and who moved what.
+"""Policies in MLflow.
 
-The only room that imports mlflow, and it does so when a :class:`Registry` is first used: the import
-takes two seconds.
+Only this package imports mlflow, when a :class:`Registry` is first used: the import takes two
+seconds.
 
 ============  ======================================================================
-versions      a policy becomes a version of its scope's model, an alias moves, old ones are retired
-standing      what the registry says of a scope and of a version
-runs          a candidate's run: figures, parameters, and the model that it becomes
-as_logged     the code that is logged with it, numpy alone
-moves         who moved which alias, when, and why; a learner's takes nothing of a person's back
-connection    the client, and one kind of error
+versions      policies as versions of a scope's model, aliases, and retirement
+aliases       aliases and versions as the registry reports them
+runs          the run of a candidate: figures, parameters, and the logged model
+as_logged     prediction code that is logged with a model, numpy only
+moves         history of alias moves; a learner's move never undoes a person's
+connection    the MLflow client and its errors
 ============  ======================================================================
 """
 
-from learner.release.registry.standing import Standing, Version, digest_of
+from learner.release.registry.aliases import AliasState, Version, digest_of
 from learner.release.registry.versions import ARTIFACT, Registry
 
-__all__ = ["ARTIFACT", "Registry", "Standing", "Version", "digest_of"]
+__all__ = ["ARTIFACT", "AliasState", "Registry", "Version", "digest_of"]

@@ -1,9 +1,8 @@
-"""A policy as MLflow loads it: reads the bundle and predicts, with numpy alone.
+"""Prediction code of a logged model: reads the bundle and predicts, with numpy only.
 
-This file is logged with every version and runs wherever ``mlflow.pyfunc.load_model`` is called, so
-it imports nothing of the project. It is the second reader of the bundle format, and a test holds it
-equal to the first. What it needs to know beside the bundle (names of the features, last position of
-each bucket) is in the model's configuration.
+It runs wherever ``mlflow.pyfunc.load_model`` is called, so it imports nothing of the project. A
+test compares it with the other reader of bundles. Names of features and last positions of buckets
+are in the model's configuration.
 """
 
 from __future__ import annotations
@@ -20,11 +19,7 @@ from mlflow.pyfunc import PythonModel
 
 
 def read(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a bundle says of its policy, and its float32 arrays by name.
-
-    Raises:
-        ValueError: its digest does not match.
-    """
+    """Description of the policy in a bundle, and float32 arrays by name; ValueError if damaged."""
     data = Path(path).read_bytes()
     begin = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:begin])
@@ -43,7 +38,7 @@ def read(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Policy(PythonModel):  # type: ignore[misc]  # mlflow is not typed
-    """Expected payoffs of cache drafts, a row each."""
+    """Predicts payoffs of cache drafts, one a row."""
 
     def load_context(self, context: Any) -> None:
         """Read the bundle."""
@@ -56,16 +51,15 @@ class Policy(PythonModel):  # type: ignore[misc]  # mlflow is not typed
     def predict(
         self, context: object, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
-        """What is expected of n drafts.
+        """Predict n drafts.
 
         Args:
             model_input: columns of features by name, or an array [n, features] in their order.
-            params: none are known.
+            params: ignored.
 
         Returns:
-            n rows: ``expected``, accepted length of the cache draft in tokens; ``survival``, the
-            chance that it survives through each of its positions, empty where the policy knows the
-            expectation alone.
+            n rows: ``expected`` accepted length of the cache draft in tokens; ``survival``
+            probability through each of its positions, empty for other kinds of policy.
         """
         if isinstance(model_input, dict):
             model_input = pd.DataFrame(model_input)
@@ -97,7 +91,7 @@ class Policy(PythonModel):  # type: ignore[misc]  # mlflow is not typed
         return hidden.astype(np.float64)
 
     def _survival(self, logits: Any, length: int) -> Any:
-        """Chance to survive through each position: the product of those not to break off."""
+        """Survival probability through each position."""
         return np.exp(-np.cumsum(np.logaddexp(0.0, logits[self.bucket_of[:length]])))
 
 

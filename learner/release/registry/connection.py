@@ -1,4 +1,4 @@
-"""MLflow's client, made when it is first asked for, and one sentence for what a server lacks."""
+"""Lazily created MLflow client, and translation of its errors."""
 
 from __future__ import annotations
 
@@ -19,34 +19,31 @@ _ENVIRONMENT: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # mlflow's own seven retries of two minutes would hold a learner that is to stop
+    # mlflow's default, seven retries of two minutes, would delay the learner's stop
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-
-
-_ELSEWHERE: Final = (
-    "let HVD_LEARNER_MLFLOW_REGISTRY_URI name an MLflow server; runs may stay where they are"
+_ALTERNATIVE: Final = (
+    "set HVD_LEARNER_MLFLOW_REGISTRY_URI to an MLflow server; runs may stay where they are"
 )
-_LACKS: Final = {
-    "'filter_string' is unsupported": "Unity Catalog takes no filters, by which a learner finds "
-    f"the model of a scope: {_ELSEWHERE}",
+_UNSUPPORTED: Final = {
+    "'filter_string' is unsupported": "Unity Catalog has no filters, by which a learner finds the "
+    f"model of a scope: {_ALTERNATIVE}",
     "registered_model_alias' is unsupported": "Databricks' workspace registry has no aliases, "
-    f"which say what is served: {_ELSEWHERE}",
+    f"which decide what is served: {_ALTERNATIVE}",
 }
-"""What is said of registries that are not enough, by what their clients say."""
-_CLIENTS: Final = {"boto3": "s3", "google": "gcs", "azure": "azure"}
-"""The extra that brings the client of a store, by the package that is missed."""
+"""Explanations of errors of insufficient registries."""
+_EXTRAS: Final = {"boto3": "s3", "google": "gcs", "azure": "azure"}
+"""Extras of this package by the module that a store's client misses."""
 
 
 def database_uri(path: Path) -> str:
-    """The URI by which MLflow opens the SQLite database at ``path``, whatever letters that holds;
-    for this process and those that it starts.
-
-    Relative to where they work: MLflow makes a folder of the quoted name beside an absolute one.
+    """URI by which MLflow opens the SQLite database at ``path``, whatever characters it holds, for
+    this process and its children. It is relative: MLflow creates a folder of the quoted name beside
+    an absolute one.
 
     Raises:
-        ModuleNotFoundError: SQLAlchemy, which MLflow brings, is not installed.
+        ModuleNotFoundError: SQLAlchemy, a dependency of MLflow, is not installed.
     """
     from sqlalchemy.engine import URL  # its releases differ in what they quote
 
@@ -54,7 +51,7 @@ def database_uri(path: Path) -> str:
 
 
 def database_of(uri: str) -> Path | None:
-    """The file of a ``sqlite:///`` URI, as SQLAlchemy reads it; None for what names no file."""
+    """The file of a ``sqlite:///`` URI, as SQLAlchemy parses it; None for other URIs."""
     if not uri.startswith("sqlite:///"):
         return None
     from sqlalchemy.engine import make_url
@@ -64,104 +61,98 @@ def database_of(uri: str) -> Path | None:
 
 
 class Connection:
-    """The addresses of tracking server and registry (``sqlite:///...`` or ``http://...``), and what
-    was found out about them."""
+    """Tracking server and registry (``sqlite:///...`` or ``http://...``), with cached lookups.
+
+    ``experiments`` has ids by name, ``models`` names by scope, each of which costs a request; both
+    are cleared after an error, in case somebody deleted one.
+    """
 
     def __init__(self, tracking_uri: str, registry_uri: str = "") -> None:
         self.tracking_uri = tracking_uri
         self.registry_uri = registry_uri or tracking_uri
-        self._known: Any = None
-        self.experiments: dict[str, str] = {}  # ids by name
-        self.models: dict[str, str] = {}  # names by scope
-        """What is a request each to find out; forgotten after any failure, in case somebody deleted
-        one."""
+        self.experiments: dict[str, str] = {}
+        self.models: dict[str, str] = {}
+        self._client: Any = None
 
     @property
     def client(self) -> Any:
         """The client; the first use imports mlflow."""
-        if self._known is None:
+        if self._client is None:
             for variable, value in _ENVIRONMENT.items():
                 os.environ.setdefault(variable, value)
-            exempt(os.environ)  # where alone its HTTP client looks
+            exempt(os.environ)  # the only place where its HTTP client looks
             import mlflow
 
             # the first use of a database logs a hundred lines of migrations
             for noisy in ("mlflow", "alembic"):
                 logging.getLogger(noisy).setLevel(logging.WARNING)
-            if self._database is not None:
-                self._database.parent.mkdir(parents=True, exist_ok=True)
-            self._known = mlflow.MlflowClient(self.tracking_uri, self.registry_uri)
-        return self._known
+            if (database := database_of(self.tracking_uri)) is not None:
+                database.parent.mkdir(parents=True, exist_ok=True)
+            self._client = mlflow.MlflowClient(self.tracking_uri, self.registry_uri)
+        return self._client
 
     def experiment(self, name: str) -> str:
-        """The id of an experiment, which is made if it is new, and restored if it was deleted."""
+        """The id of an experiment, created if missing and restored if deleted."""
         if name not in self.experiments:
             experiment = self.client.get_experiment_by_name(name)
-            self.experiments[name] = (
-                self.client.create_experiment(name, artifact_location=self._artifacts(name))
-                if experiment is None
-                else experiment.experiment_id
-            )
-            if experiment is not None and experiment.lifecycle_stage == "deleted":
+            if experiment is None:
+                database = database_of(self.tracking_uri)  # a server chooses its own location
+                location = database and (database.parent / "artifacts" / name).as_uri()
+                created = self.client.create_experiment(name, artifact_location=location)
+                self.experiments[name] = created
+                return self.experiments[name]
+            self.experiments[name] = experiment.experiment_id
+            if experiment.lifecycle_stage == "deleted":
                 self.client.restore_experiment(experiment.experiment_id)
                 log.warning(
-                    "MLflow's experiment %s was deleted and is restored: nothing can be registered "
-                    "without it; rename it, and another is made", name,
+                    "MLflow's experiment %s was deleted and is restored, as registration needs it; "
+                    "rename it to have another created", name,
                 )  # fmt: skip
         return self.experiments[name]
 
     def files(self, uri: str) -> Any:
-        """MLflow's repository of the artefacts at ``uri``."""
+        """MLflow's artifact repository at ``uri``."""
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
         return get_artifact_repository(uri, tracking_uri=self.tracking_uri)
 
     @contextmanager
     def reaching(self, purpose: str) -> Iterator[None]:
-        """Turn what mlflow, its database driver and its HTTP client raise into RegistryError."""
+        """Raise errors of mlflow, its database driver and its HTTP client as RegistryError."""
         try:
             yield
-        except Exception as error:  # sqlalchemy, requests and mlflow share no root
+        except Exception as error:  # sqlalchemy, requests and mlflow have no common base
             self.experiments.clear()
             self.models.clear()
             if isinstance(error, RegistryError):
                 raise
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             missing = (getattr(error, "name", None) or "").partition(".")[0]
-            if isinstance(error, ImportError) and missing in _CLIENTS:
+            if isinstance(error, ImportError) and missing in _EXTRAS:
                 first = (
-                    "artefacts lie in a store whose client is not here: pip install "
-                    f"'hybrid-verified-decoding[{_CLIENTS[missing]}]', or let the server pass "
-                    "them on (mlflow server --serve-artifacts)"
+                    "the client of the artifact store is not installed: pip install "
+                    f"'hybrid-verified-decoding[{_EXTRAS[missing]}]', or let the server pass "
+                    "artifacts on (mlflow server --serve-artifacts)"
                 )
-            reason = next((sentence for sign, sentence in _LACKS.items() if sign in first), first)
+            reason = next((text for part, text in _UNSUPPORTED.items() if part in first), first)
             where = self.tracking_uri
             if self.registry_uri != where:
                 where += f" with the registry at {self.registry_uri}"
             for secret in self._passwords():
                 where, reason = where.replace(secret, "***"), reason.replace(secret, "***")
             if proxy := proxy_of(self.tracking_uri) or proxy_of(self.registry_uri):
-                reason += f" (asked by the proxy {proxy}; NO_PROXY names hosts that want none)"
+                reason += f" (through the proxy {proxy}; NO_PROXY names hosts to reach directly)"
             raise RegistryError(f"MLflow at {where} could not {purpose}: {reason}") from error
 
     def _passwords(self) -> set[str]:
-        """Those in both addresses, read by the parsers that open them: a password may hold a space
-        or a quote, at which text does not show its end. As written, and as sent."""
+        """Passwords in both addresses, quoted and unquoted. They are parsed by the parsers that
+        open them: a password may hold a space or a quote."""
         passwords: set[str | None] = set()
         for uri in {self.tracking_uri, self.registry_uri}:
             with suppress(ValueError):
                 passwords.add(urlsplit(uri).password)
-            with suppress(Exception):  # it is no database's, and SQLAlchemy's errors share no root
+            with suppress(Exception):  # not a database; SQLAlchemy's errors have no common base
                 from sqlalchemy.engine import make_url
 
                 passwords.add(make_url(uri).password)
         return {written for one in passwords if one for written in (one, unquote(one))}
-
-    def _artifacts(self, name: str) -> str | None:
-        """Beside a local database; a server decides for itself."""
-        database = self._database
-        return None if database is None else (database.parent / "artifacts" / name).as_uri()
-
-    @property
-    def _database(self) -> Path | None:
-        return database_of(self.tracking_uri)

@@ -1,11 +1,11 @@
-"""A candidate's run in MLflow, the model that it becomes, and what both say of its making.
+"""MLflow run and logged model of a policy.
 
-The code that predicts is logged as a file and the policy as its bundle: nothing is pickled, and who
-loads it by ``mlflow.pyfunc.load_model`` needs mlflow and numpy, not this project.
+The prediction code is logged as a file and the policy as its bundle: nothing is pickled, and
+``mlflow.pyfunc.load_model`` needs mlflow and numpy, not this project.
 
-Of the window that a policy was trained on ``topic`` and ``offsets`` (records read when it was made:
-by partition, the next one) and ``time_from``, ``time_to`` (of the drafts it may have learned from,
-in seconds since the epoch) are known beside plain numbers.
+A training window has plain numbers, ``topic`` and ``offsets`` (by partition, the next record when
+the policy was created), and ``time_from`` and ``time_to`` (of the drafts it may have learned from,
+in seconds since the epoch).
 """
 
 from __future__ import annotations
@@ -24,31 +24,30 @@ import numpy as np
 
 from decoder.contracts.bundle import BUCKET_ENDS, MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES, SCHEMA_ID
+from learner.release.registry.aliases import SCOPE_TAG
 from learner.release.registry.connection import Connection
-from learner.release.registry.standing import SCOPE_TAG
 
 EXPERIMENT: Final = "hvd-learner"
 PACKAGE: Final = "hybrid-verified-decoding"
 CODE: Final = Path(__file__).with_name("as_logged.py")
 BUNDLE: Final = "artifacts/policy.safetensors"
-"""Where the bundle lies in the folder of a logged model."""
+"""Path of the bundle in a logged model."""
 EXAMPLES: Final = 3
-_OF_POLICY: Final = ("kind", "threshold", "use_model", "schema_id")
-"""Fields of a policy that its run has as parameters."""
+_POLICY_PARAMS: Final = ("kind", "threshold", "use_model", "schema_id")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How a policy came to be, as :meth:`Registry.register` takes it; a metric of several values is
-    a curve."""
+    """How a policy was created, as for :meth:`Registry.register`; a metric of several values is a
+    curve."""
 
     params: Mapping[str, Any]
     metrics: Mapping[str, float | Sequence[float]]
     tags: Mapping[str, str]
     window: Mapping[str, Any]
 
-    def logged(self, policy: Policy) -> dict[str, Any]:
-        """Parameters and metrics of the run of ``policy``; offsets are a parameter each."""
+    def to_batch(self, policy: Policy) -> dict[str, Any]:
+        """Parameters and metrics of the run of ``policy``; each offset is a parameter."""
         from mlflow.entities import Metric, Param
         from mlflow.utils.time import get_current_time_millis
 
@@ -57,7 +56,7 @@ class Origin:
         offsets = window.pop("window.offsets", {})
         params = {
             **self.params,
-            **{name: getattr(policy, name) for name in _OF_POLICY},
+            **{name: getattr(policy, name) for name in _POLICY_PARAMS},
             **window,
             **{f"window.offset_{partition}": offset for partition, offset in offsets.items()},
         }
@@ -74,14 +73,13 @@ class Origin:
 def log_policy(
     connection: Connection, policy: Policy, bundle: bytes, known: Mapping[str, str], origin: Origin
 ) -> Any:
-    """Log ``policy``, whose bundle is ``bundle``, as a model of MLflow's in a run of its own.
+    """Log ``policy`` as an MLflow model in a run of its own.
 
-    Artefacts come first, then status READY. A call after one that failed, or that no version came
-    of, continues with the run and the model that are there: a server that refuses would else
-    collect a run with every attempt.
+    The model becomes READY after its artifacts. A retry continues with the existing run and model,
+    so that a server that refuses does not collect runs.
 
     Args:
-        known: tags by which an earlier call's run and model are found; of no other policy.
+        known: tags that identify the run and model of this policy.
     """
     from mlflow.entities import LoggedModelOutput
 
@@ -101,14 +99,14 @@ def log_policy(
     run_id = run.info.run_id
     try:
         if not run.data.params:
-            client.log_batch(run_id, **origin.logged(policy))
+            client.log_batch(run_id, **origin.to_batch(policy))
         model = next((each for each in models if each.source_run_id == run_id), None)
         if model is None:
             kind = policy.kind
             model = client.create_logged_model(experiment, "policy", run_id, tags, model_type=kind)
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
         with tempfile.TemporaryDirectory() as folder:
-            path = _write(policy, bundle, Path(folder), model)
+            path = _write_model(policy, bundle, Path(folder), model)
             client.log_model_artifacts(model.model_id, str(path))
         model = client.finalize_logged_model(model.model_id, "READY")
     except Exception:
@@ -120,11 +118,11 @@ def log_policy(
 
 
 def description(policy: Policy, origin: Origin) -> str:
-    """Markdown for a version's page; the run has what it was learned from."""
+    """Markdown for a version's page."""
     params, tags, window = origin.params, origin.tags, origin.window
-    made_by = {"learner": "learned from traffic", "first": "the first policy", "person": "by hand"}
-    made = made_by.get(tags.get("origin", ""), tags.get("origin", "of unknown origin"))
-    lines = [f"Policy of kind **{policy.kind}**, {made}, by code {code_version()}."]
+    origins = {"learner": "learned from traffic", "first": "the first policy", "person": "by hand"}
+    source = origins.get(tags.get("origin", ""), tags.get("origin", "of unknown origin"))
+    lines = [f"Policy of kind **{policy.kind}**, {source}, by code {code_version()}."]
     if "verdict" in tags:
         lines += [f"Gate: {tags['verdict']}."]
     if params.get("champion"):
@@ -141,26 +139,25 @@ def model_description(scope: str, served: Mapping[str, str]) -> str:
     drafter = f"drafter `{served['drafter']}`" if served.get("drafter") else "no model drafter"
     return (
         f"When to verify a cache draft for {of} with {drafter}: scope `{scope}`, features "
-        f"`{SCHEMA_ID}`.\n\nAlias `champion` is served, `pinned` goes before it; a version under "
-        "alias `trial` is compared with what is served."
+        f"`{SCHEMA_ID}`.\n\nAlias `champion` is served, `pinned` takes precedence; a version under "
+        "alias `trial` is compared with the served one."
     )
 
 
 def code_version() -> str:
-    """Release of the project."""
+    """Version of this package."""
     try:
         return version(PACKAGE)
     except PackageNotFoundError:
         return "unreleased"
 
 
-def _write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
-    """Write ``policy``, of the bytes ``bundle``, into ``folder`` as the files of MLflow's
-    ``logged`` model."""
+def _write_model(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
+    """Write the files of MLflow's ``logged`` model into ``folder``."""
     import pandas as pd
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # importing it warns of what is mlflow's to mend
+        warnings.simplefilter("ignore")  # of mlflow itself
         from mlflow.pyfunc import save_model
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, DataType, Schema
@@ -175,9 +172,7 @@ def _write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
         python_model=str(CODE),
         artifacts={"policy": str(file)},
         model_config={
-            "features": list(FEATURES),
-            "bucket_ends": list(BUCKET_ENDS),
-            "longest": MAX_DRAFT,
+            "features": list(FEATURES), "bucket_ends": list(BUCKET_ENDS), "longest": MAX_DRAFT,
         },
         signature=ModelSignature(
             inputs=Schema([ColSpec(DataType.double, name) for name in FEATURES]),
@@ -186,10 +181,8 @@ def _write(policy: Policy, bundle: bytes, folder: Path, logged: Any) -> Path:
         input_example=pd.DataFrame(rows[:EXAMPLES].astype(float), columns=FEATURES),
         pip_requirements=["numpy"],
         mlflow_model=Model(
-            artifact_path=logged.artifact_location,
-            model_uuid=logged.model_id,
-            run_id=logged.source_run_id,
-            model_id=logged.model_id,
+            artifact_path=logged.artifact_location, model_uuid=logged.model_id,
+            run_id=logged.source_run_id, model_id=logged.model_id,
         ),
-    )
+    )  # fmt: skip
     return path

@@ -1,7 +1,7 @@
-"""Policies as versions of registered models, and the aliases that say what is served.
+"""Policies as versions of registered models, and the aliases that decide what is served.
 
-What is served is what alias ``pinned`` names, else ``champion``. The learner moves ``candidate``
-and ``champion``, and ``trial`` while nobody else has set it; ``pinned`` is a person's word alone.
+Alias ``pinned`` is served if set, else ``champion``. The learner moves ``candidate`` and
+``champion``, and ``trial`` unless somebody else has set it; only a person sets ``pinned``.
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import PolicyRefused, RegistryError
 from decoder.policy.probes import from_bytes, to_bytes
 from learner.release.registry import moves, runs
-from learner.release.registry.connection import Connection
-from learner.release.registry.standing import (
+from learner.release.registry.aliases import (
     LOGGED_TAG,
     SCOPE_TAG,
-    Standing,
+    AliasState,
     Version,
+    alias_state_of,
     digest_of,
-    standing_of,
     version_of,
 )
+from learner.release.registry.connection import Connection
 from learner.settings import LearnerSettings
 
 MODEL_PREFIX: Final = "hvd-payoff-"
 ARTIFACT: Final = runs.BUNDLE
 DIGEST_TAG: Final = "digest"
-PAGE: Final = 100
-DIGITS: Final = 8
-"""Of a scope, in a name that says target and drafter as well."""
-LONGEST: Final = 64
+PAGE_SIZE: Final = 100
+SCOPE_DIGITS: Final = 8
+"""Of the scope, in a model name that has target and drafter."""
+MAX_NAME: Final = 64
 RETIRED: Final = "retired."
-"""Begins a tag that names the files of a version that is being deleted."""
+"""Prefix of a tag with the files of a version that is being deleted."""
 
 
 class Registry:
-    """Versions of policies at one MLflow tracking URI (``sqlite:///...`` or ``http://...``).
+    """Versions of policies at an MLflow tracking URI (``sqlite:///...`` or ``http://...``).
 
-    A registered model is a scope's, as its tag ``scope`` says. It is called ``prefix``, target,
-    drafter and the scope's first digits; or ``prefix`` and the scope, as all were once, where
-    workers do not say what they serve. Two deployments with prefixes of their own share a server.
-    Every method raises :class:`RegistryError` when MLflow cannot be reached or refuses.
+    A registered model belongs to the scope in its tag ``scope``. Its name consists of ``prefix``,
+    target, drafter and the scope's first digits; or of ``prefix`` and scope where workers report no
+    names, and in older releases. Deployments with different prefixes share a server. Methods raise
+    :class:`RegistryError` if MLflow is unreachable or refuses.
     """
 
     def __init__(
         self, tracking_uri: str, prefix: str = MODEL_PREFIX, registry_uri: str = ""
     ) -> None:
-        """``registry_uri``: where models are registered, if not with the tracking server."""
+        """``registry_uri``: if it is not the tracking server's."""
         self.tracking_uri = tracking_uri
         self.prefix = prefix
         self._connection = Connection(tracking_uri, registry_uri)
 
     @classmethod
     def of(cls, settings: LearnerSettings) -> Registry:
-        """The registry that ``settings`` name; what they hold of credentials is put into the
-        environment, where alone mlflow looks for them."""
+        """The registry of ``settings``; writes credentials to the environment, where mlflow reads
+        them."""
         for name in ("username", "password", "token"):
             if value := getattr(settings, f"mlflow_{name}"):
                 os.environ[f"MLFLOW_TRACKING_{name.upper()}"] = value
@@ -81,42 +81,36 @@ class Registry:
         tags: Mapping[str, str] = {},
         window: Mapping[str, Any] = {},
     ) -> int:
-        """Make ``policy`` a version, if it is none yet, and move ``candidate`` to it.
+        """Register ``policy``, unless it is a version already, and move ``candidate`` to it.
 
-        It is logged in a run of its own, artefact first: a version exists only with its artefact,
-        and after a kill at any instant the same call makes no second one. Twins are told by
-        :func:`digest_of`.
+        A version is created after its artifact. A retry after a kill creates no second one:
+        versions are identified by :func:`digest_of`.
 
         Args:
-            tags: of run and version; ``target`` and ``drafter`` name the registered model, too.
-            window: what the policy was trained on, as :mod:`learner.release.registry.runs` has it.
+            tags: of run and version; ``target`` and ``drafter`` are part of the model's name.
+            window: training window, as in :mod:`learner.release.registry.runs`.
 
         Returns:
-            The version; :meth:`load` stamps it into the policy, so that what a worker reports can
-            be found here.
+            The version; :meth:`load` stamps it into the policy, so that workers report it.
 
         Raises:
-            PolicyRefused: nobody could read its bundle; nothing was made.
+            PolicyRefused: its bundle is unreadable; nothing was created.
         """
         bundle = to_bytes(replace(policy, version=0, publication=0, share=0.0))
         from_bytes(bundle, policy.scope)
         with self._connection.reaching("register a version"):
-            name, digest = self._ensured(policy.scope, tags), digest_of(policy)
-            number = self._version_of(name, digest)
+            name, digest = self._ensure_model(policy.scope, tags), digest_of(policy)
+            number = self._find_version(name, digest)
             if number is None:
                 origin = runs.Origin(params, metrics, tags, window)
                 known = {DIGEST_TAG: digest, "model": name}
                 logged = runs.log_policy(self._connection, policy, bundle, known, origin)
+                own = {"kind": policy.kind, DIGEST_TAG: digest, LOGGED_TAG: logged.model_id}
                 version = self._client.create_model_version(
                     name,
                     source=logged.artifact_location,
                     run_id=logged.source_run_id,
-                    tags={
-                        **tags,
-                        "kind": policy.kind,
-                        DIGEST_TAG: digest,
-                        LOGGED_TAG: logged.model_id,
-                    },
+                    tags={**tags, **own},
                     description=runs.description(policy, origin),
                     model_id=logged.model_id,
                 )
@@ -127,111 +121,105 @@ class Registry:
     def move(
         self, scope: str, alias: str, version: int | None, by: str = "", why: str = ""
     ) -> None:
-        """Let ``alias`` of ``scope`` name ``version``, or nothing, and keep who did so and why.
-
-        A person's move, which goes over all: its tag comes first, so that a learner that moves the
-        alias at the same moment finds it.
-        """
+        """Move ``alias`` to ``version``, or delete it for None, unconditionally, for a person. The
+        tag of the move comes first, so that a learner notices it."""
         with self._model(
             scope, f"move {alias} to version {version}" if version else f"end {alias}"
         ) as name:
-            was = moves.look(self._client, name, alias).named
-            move = moves.Move(datetime.now(UTC), alias, was, version, by, why)
-            key = self._keep(name, move)
+            before = moves.read_alias(self._client, name, alias).version
+            move = moves.AliasMove(datetime.now(UTC), alias, before, version, by, why)
+            key = self._record(name, move)
             try:
-                moves.write(self._client, name, alias, version)
+                moves.set_alias(self._client, name, alias, version)
             except Exception:
                 self._client.delete_registered_model_tag(name, key)
                 raise
 
-    def move_over(
+    def move_from(
         self, scope: str, alias: str, over: int | None, to: int | None, by: str, why: str
     ) -> int | None:
-        """As :meth:`move`, of a learner: from ``over`` to ``to``, unless somebody else moves it
-        meanwhile. As :mod:`learner.release.registry.moves` does it.
-
-        Returns:
-            What the alias names then: ``to``, or what somebody else let it name.
-        """
+        """Move ``alias`` from ``over`` to ``to``, for a learner, unless somebody else moves it; the
+        version that it names afterwards. See :mod:`learner.release.registry.moves`."""
         with self._model(scope, f"move {alias} to version {to}" if to else f"end {alias}") as name:
-            stands = moves.move_over(self._client, name, alias, over, to, by)
-            if stands == to:
-                self._keep(name, moves.Move(datetime.now(UTC), alias, over, to, by, why))
-            return stands
+            current = moves.move_from(self._client, name, alias, over, to, by)
+            if current == to:
+                self._record(name, moves.AliasMove(datetime.now(UTC), alias, over, to, by, why))
+            return current
 
-    def _keep(self, name: str, move: moves.Move) -> str:
-        """Add the tag of ``move`` to a model, and take the oldest away; its key. A champion says
-        itself how it came to be that."""
-        key, value = moves.tag_of(move)
+    def _record(self, name: str, move: moves.AliasMove) -> str:
+        """Add the tag of ``move``, and delete the oldest; its key. A champion's version also has it
+        as tags of its own."""
+        key, value = moves.to_tag(move)
         if move.alias == "champion" and move.after is not None:
             at = move.at.isoformat(timespec="seconds")
-            for name_of, said in {"moved_at": at, "moved_by": move.by, "why": move.why}.items():
-                self._client.set_model_version_tag(name, str(move.after), name_of, said)
+            for tag, text in {"moved_at": at, "moved_by": move.by, "why": move.why}.items():
+                self._client.set_model_version_tag(name, str(move.after), tag, text)
         self._client.set_registered_model_tag(name, key, value)
-        for spare in moves.spare(self._client.get_registered_model(name).tags):
-            self._client.delete_registered_model_tag(name, spare)
+        for expired in moves.expired_keys(self._client.get_registered_model(name).tags):
+            self._client.delete_registered_model_tag(name, expired)
         return key
 
-    def history(self, scope: str) -> list[moves.Move]:
-        """The moves of aliases that went through here, oldest first."""
-        return moves.moves_in(self.standing(scope).tags)
+    def history(self, scope: str) -> list[moves.AliasMove]:
+        """Recorded alias moves, oldest first."""
+        return moves.moves_in(self.alias_state(scope).tags)
 
     def tag(self, scope: str, version: int, tags: Mapping[str, str]) -> None:
-        """Set ``tags`` of a version, over those of the same names."""
+        """Set tags of a version."""
         with self._model(scope, f"tag version {version}") as name:
             for key, value in tags.items():
                 self._client.set_model_version_tag(name, str(version), key, value)
 
     def find(self, policy: Policy) -> int | None:
-        """The version of its scope that ``policy`` is, if it is one."""
+        """The version of ``policy``, if it is registered."""
         with self._model(policy.scope, "look for a version") as name:
-            return self._version_of(name, digest_of(policy))
+            return self._find_version(name, digest_of(policy))
 
     def retire(self, scope: str, keep: int) -> list[int]:
-        """Delete what ``scope`` has beyond ``keep`` versions, the oldest without an alias first.
+        """Delete versions beyond ``keep``, the oldest without an alias first, with their artifacts;
+        their runs stay.
 
-        Those that never were champion go before those that were, and the champion before this one
-        does not go at all, nor what somebody else made. Their artefacts go, too; their runs stay.
+        Former champions go last. The champion before the current one, and versions created by
+        others, stay.
 
         Returns:
-            The versions that were deleted, ascending.
+            The deleted versions, ascending.
         """
         with self._model(scope, "retire versions") as name:
-            made_here = {int(v.version): v for v in self._versions(name) if DIGEST_TAG in v.tags}
+            own = {int(v.version): v for v in self._versions(name) if DIGEST_TAG in v.tags}
             model = self._client.get_registered_model(name)
-            for key, value in model.tags.items():  # of a learner that ended in the middle of it
+            for key, value in model.tags.items():  # of an interrupted retirement
                 if key.startswith(RETIRED):
-                    self._delete_files(name, key, value, made_here)
+                    self._delete_files(name, key, value, own)
             moved = [m for m in moves.moves_in(model.tags) if m.alias == "champion"]
             served = {version for m in moved for version in (m.before, m.after)}
-            order = sorted(made_here, key=lambda version: (version in served, version))
-            kept, spare = _kept(model), max(len(made_here) - keep, 0)
+            order = sorted(own, key=lambda version: (version in served, version))
+            protected, excess = _protected(model), max(len(own) - keep, 0)
             retired = []
-            for version in sorted([version for version in order if version not in kept][:spare]):
+            for version in sorted([v for v in order if v not in protected][:excess]):
                 key = f"{RETIRED}{version}"
-                value = json.dumps(
-                    [made_here[version].source, made_here[version].tags.get(LOGGED_TAG)]
-                )
+                value = json.dumps([own[version].source, own[version].tags.get(LOGGED_TAG)])
                 self._client.set_registered_model_tag(name, key, value)
-                # A person may have named it meanwhile. Files go after the version: they may take
-                # minutes, in which an alias would come to name a version without any.
-                kept = _kept(self._client.get_registered_model(name))
-                if version not in kept:
+                # A person may have named it meanwhile. Files go after the version: deleting them
+                # may take minutes, in which an alias could name a version without files.
+                protected = _protected(self._client.get_registered_model(name))
+                if version not in protected:
                     self._client.delete_model_version(name, str(version))
                     retired.append(version)
-                self._delete_files(name, key, value, kept)
+                self._delete_files(name, key, value, protected)
             return retired
 
-    def _delete_files(self, name: str, key: str, value: str, stay: Container[int | None]) -> None:
-        """Delete what tag ``key`` of a retired version names, unless it is one of those that
-        ``stay``; then the tag. One that somebody else wrote is passed over."""
+    def _delete_files(
+        self, name: str, key: str, value: str, protected: Container[int | None]
+    ) -> None:
+        """Delete the files in tag ``key`` of a retired version, unless ``protected``; then the tag.
+        An invalid tag is skipped."""
         from mlflow.exceptions import MlflowException
 
         try:
             version, (source, logged) = int(key.removeprefix(RETIRED)), from_json(value)
         except (ValueError, TypeError):
             return
-        if version not in stay:
+        if version not in protected:
             try:
                 if logged is not None:
                     self._client.delete_logged_model(logged)
@@ -241,19 +229,19 @@ class Registry:
             self._connection.files(source).delete_artifacts()
         self._client.delete_registered_model_tag(name, key)
 
-    def standing(self, scope: str) -> Standing:
-        """Where the aliases of ``scope`` stand at this moment; it has been registered before."""
+    def alias_state(self, scope: str) -> AliasState:
+        """Current aliases of a registered ``scope``."""
         with self._model(scope, "read aliases") as name:
-            return standing_of(self._client.get_registered_model(name), self.prefix)
+            return alias_state_of(self._client.get_registered_model(name), self.prefix)
 
-    def standings(self) -> dict[str, Standing]:
-        """Every scope that has a registered model under this prefix."""
-        standings: dict[str, Standing] = {}
+    def alias_states(self) -> dict[str, AliasState]:
+        """Aliases of all scopes with a registered model under this prefix."""
+        states: dict[str, AliasState] = {}
         with self._connection.reaching("list models"):
             for model in self._models(f"name LIKE '{self.prefix}%'"):
-                standing = standing_of(model, self.prefix)
-                standings.setdefault(standing.scope, standing)
-        return standings
+                state = alias_state_of(model, self.prefix)
+                states.setdefault(state.scope, state)
+        return states
 
     def versions(self, scope: str) -> list[Version]:
         """All versions of ``scope``, ascending."""
@@ -263,19 +251,19 @@ class Registry:
         return sorted(versions, key=lambda version: version.number)
 
     def tags(self, scope: str, version: int) -> dict[str, str]:
-        """Of a version."""
+        """Tags of a version."""
         with self._model(scope, f"read version {version}") as name:
             return dict(self._client.get_model_version(name, str(version)).tags)
 
     def digest(self, scope: str, version: int) -> str:
-        """What the policy of a version is known by; "" of one that somebody else made."""
+        """Digest of a version's policy; "" for a version created by others."""
         return self.tags(scope, version).get(DIGEST_TAG, "")
 
     def load(self, scope: str, version: int) -> Policy:
-        """The policy of a version, read from its artefact, checked, and stamped with the version.
+        """Load, check and stamp the policy of a version.
 
         Raises:
-            RegistryError: also when the artefact is missing, damaged, or not this version's.
+            RegistryError: also if the artifact is missing, damaged, or of another version.
         """
         purpose = f"read version {version}"
         with self._model(scope, purpose) as name, tempfile.TemporaryDirectory() as folder:
@@ -293,11 +281,11 @@ class Registry:
             raise RegistryError(f"artefact of {name} version {version} is another policy's")
         return replace(policy, version=version)
 
-    def _version_of(self, name: str, digest: str) -> int | None:
-        twins = self._client.search_model_versions(
+    def _find_version(self, name: str, digest: str) -> int | None:
+        found = self._client.search_model_versions(
             f"name = '{name}' and tags.{DIGEST_TAG} = '{digest}'"
         )
-        return min((int(version.version) for version in twins), default=None)
+        return min((int(version.version) for version in found), default=None)
 
     @property
     def _client(self) -> Any:
@@ -305,35 +293,34 @@ class Registry:
 
     @contextmanager
     def _model(self, scope: str, purpose: str) -> Iterator[str]:
-        """The name of the scope's registered model, at which something is done."""
+        """The name of the scope's registered model, for ``purpose``."""
         with self._connection.reaching(purpose):
-            name = self._named(scope)
+            name = self._model_name(scope)
             if name is None:
                 raise RegistryError(f"the registry has no model of scope {scope}")
             yield name
 
-    def _named(self, scope: str) -> str | None:
-        """The name of the scope's registered model, or None where there is none."""
+    def _model_name(self, scope: str) -> str | None:
         names = self._connection.models
         if scope not in names:
             tagged = self._models(f"name LIKE '{self.prefix}%' and tags.{SCOPE_TAG} = '{scope}'")
-            of_old = self._models(f"name = '{self.prefix}{scope}'")
-            model = next(tagged, None) or next(of_old, None)
+            older = self._models(f"name = '{self.prefix}{scope}'")
+            model = next(tagged, None) or next(older, None)
             if model is None:
                 return None
             names[scope] = model.name
         return names[scope]
 
-    def _ensured(self, scope: str, tags: Mapping[str, str]) -> str:
-        """As :meth:`_named`; it is made where there is none, and called after ``tags``."""
-        name = self._named(scope)
+    def _ensure_model(self, scope: str, tags: Mapping[str, str]) -> str:
+        """The name of the scope's registered model, created if missing and named after ``tags``."""
+        name = self._model_name(scope)
         if name is None:
             name = self.prefix + scope
             if tags.get("target"):
-                drafter = _plain(tags.get("drafter", "")) or "no-drafter"
-                what = f"{self.prefix}{_plain(tags['target'])}-{drafter}-"
-                taken = next(self._models(f"name = '{what}{scope[:DIGITS]}'"), None)
-                name = what + (scope[:DIGITS] if taken is None else scope)
+                drafter = _slug(tags.get("drafter", "")) or "no-drafter"
+                stem = f"{self.prefix}{_slug(tags['target'])}-{drafter}-"
+                taken = next(self._models(f"name = '{stem}{scope[:SCOPE_DIGITS]}'"), None)
+                name = stem + (scope[:SCOPE_DIGITS] if taken is None else scope)
             served = {key: tags[key] for key in ("target", "drafter") if key in tags}
             self._client.create_registered_model(
                 name, {SCOPE_TAG: scope, **served}, runs.model_description(scope, served)
@@ -343,14 +330,14 @@ class Registry:
 
     def _models(self, filter_string: str) -> Iterator[Any]:
         models = _pages(self._client.search_registered_models, filter_string)
-        return (m for m in models if m.name.startswith(self.prefix))  # "_" is any letter to LIKE
+        return (m for m in models if m.name.startswith(self.prefix))  # "_" is a wildcard of LIKE
 
     def _versions(self, name: str) -> Iterator[Any]:
         return _pages(self._client.search_model_versions, f"name = '{name}'")
 
 
-def _kept(model: Any) -> set[int | None]:
-    """Versions that stay: those that an alias names, and the champion before this one."""
+def _protected(model: Any) -> set[int | None]:
+    """Versions under an alias, and the champion before the current one."""
     named = {alias: int(version) for alias, version in model.aliases.items()}
     moved = (m for m in moves.moves_in(model.tags) if m.alias == "champion")
     return {*named.values(), *(m.before for m in moved if m.after == named.get("champion"))}
@@ -359,13 +346,13 @@ def _kept(model: Any) -> set[int | None]:
 def _pages(search: Any, filter_string: str) -> Iterator[Any]:
     token = None
     while True:
-        page = search(filter_string, max_results=PAGE, page_token=token)
+        page = search(filter_string, max_results=PAGE_SIZE, page_token=token)
         yield from page
         token = page.token
         if not token:
             return
 
 
-def _plain(name: str) -> str:
-    """``name`` as part of a model's: what a URL and a shell leave as it is."""
-    return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.")[:LONGEST]
+def _slug(name: str) -> str:
+    """``name`` as part of a model's, safe in URLs and shells."""
+    return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.")[:MAX_NAME]

@@ -31,7 +31,7 @@ from decoder.experiment.variants import Variant
 from decoder.policy.pricing import CostTable, step_time
 from decoder.policy.rule import ARMS
 from decoder.settings import WorkerSettings
-from learner.evaluation.contest import TRIED
+from learner.evaluation.challengers import TRIED
 from learner.release.comparison import Comparison, Kind
 from learner.scope import Scope
 from learner.settings import LearnerSettings
@@ -114,32 +114,32 @@ class Learning:
             return None
         tried = self.policies[TRIAL]
         for each in rounds:
-            one.take(_round_of(each, self._now), self._now)
-        one.hear(self._now)
-        judged = self.scope.contest.seats[TRIED]
+            one.update(_round_of(each, self._now), self._now)
+        one.record_traffic(self._now)
+        judged = self.scope.challengers.slots[TRIED]
         one.labels = UNKNOWN if judged is None else judged.gain()
         outcome = one.outcome(self.settings)
         if outcome is None:
-            if (share := one.wider(self.settings)) != one.share:
+            if (share := one.due_share(self.settings)) != one.share:
                 one.share = share
                 self.policies[TRIAL] = replace(tried, share=one.share)
             return None
-        self._end(index, outcome.word)
-        if outcome.word == "promote":
+        self._end(index, outcome.verdict)
+        if outcome.verdict == "promote":
             former = self.scope.champion
             served = self._serve(index, tried)
             self._begin("watch", former, served.version)
             return served
-        if outcome.word == "roll back":
+        if outcome.verdict == "roll back":
             self._rests_until = self._now + REST_SECONDS
-            return self._serve(index, self.scope.contest.first if outcome.to_first else tried)
+            return self._serve(index, self.scope.challengers.first if outcome.to_first else tried)
         return None
 
     def _begin(self, kind: Kind, policy: Policy, over: int) -> None:
         self._version += kind == "trial"
         version = self._version if kind == "trial" else policy.version
         self._one = one = Comparison(kind, version, over, at=self._now)
-        one.published(1, self._now)
+        one.acknowledge(1, self._now)
         tried = replace(policy, version=version, role=TRIAL, publication=1, share=one.share)
         self.policies[TRIAL] = tried
         self.scope.put_on_trial(tried if kind == "trial" else None)
@@ -153,7 +153,7 @@ class Learning:
 
     def _serve(self, index: int, policy: Policy) -> Policy:
         """Put ``policy`` in force: forward, or back to one that was served before."""
-        back = policy.digest == self.scope.contest.first.digest or policy.version == 1
+        back = policy.digest == self.scope.challengers.first.digest or policy.version == 1
         newer = policy.version > self.scope.version or not policy.version
         if not policy.version:
             self._version += 1

@@ -16,7 +16,7 @@ refit            as ``frozen``, trained on other traffic like that since the cha
 
 And how often the detector speaks where nothing changes: one kind of text is decoded once by the
 first policy, and what its drafts told comes again and again, sessions drawn with replacement, each
-under a name of its own, a few side by side, into the learner's own scope. Networks, contest and
+under a name of its own, a few side by side, into the learner's own scope. Networks, challengers and
 detector do all their work. A session drawn twice is known to the network that remembers it, which
 favours the slow one, and so fewer alarms.
 """

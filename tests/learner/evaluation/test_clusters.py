@@ -33,7 +33,7 @@ def fed(found: Clusters, sessions: list[int], first: int = 0) -> list[Cluster]:
 
 
 @given(st.lists(st.integers(0, 9), max_size=300))
-def test_every_row_is_in_one_cluster_or_waits(sessions: list[int]) -> None:
+def test_every_row_is_in_one_cluster_or_pending(sessions: list[int]) -> None:
     found = Clusters(2)
     closed = fed(found, sessions)
     whole = len(sessions)
@@ -43,7 +43,7 @@ def test_every_row_is_in_one_cluster_or_waits(sessions: list[int]) -> None:
     assert max((c.rows for c in closed), default=0) < CAP + BLOCK
 
 
-def test_a_silent_session_is_over_and_the_next_draft_of_it_begins_another() -> None:
+def test_a_silent_session_s_cluster_closes_and_its_next_draft_opens_another() -> None:
     found = Clusters(2)
     others = [1_000 + n // CAP for n in range(10 * CAP)]
     closed = fed(found, [7] * 5 + others)
@@ -53,7 +53,7 @@ def test_a_silent_session_is_over_and_the_next_draft_of_it_begins_another() -> N
     assert later.unseen == 0, "what was learned since then may have been learned from this session"
 
 
-def test_a_session_that_is_held_out_judges_what_was_learned_while_it_goes_on() -> None:
+def test_a_held_out_session_evaluates_what_was_learned_during_it() -> None:
     for session in (HELD_OUT * 2, HELD_OUT * 2 + 1):
         found = Clusters(2)
         closed = fed(found, [session] * (3 * CAP))
@@ -61,7 +61,7 @@ def test_a_session_that_is_held_out_judges_what_was_learned_while_it_goes_on() -
         assert [c.unseen for c in closed] == began and len({c.session for c in closed}) == 1
 
 
-def test_a_session_waits_the_longer_the_more_are_under_way() -> None:
+def test_clusters_stay_open_longer_with_more_concurrent_sessions() -> None:
     found = Clusters(2)
     rounds, sessions = 4, 64
     closed = fed(found, [s for _ in range(rounds) for s in range(sessions)])
@@ -71,7 +71,7 @@ def test_a_session_waits_the_longer_the_more_are_under_way() -> None:
 
 @pytest.mark.parametrize("drafts", [1, 2, 5])
 @pytest.mark.parametrize("together", [1, 16, 64])
-def test_short_answers_many_at_a_time_are_over_soon(together: int, drafts: int) -> None:
+def test_clusters_of_many_short_answers_close_soon(together: int, drafts: int) -> None:
     found = Clusters(2)
     waves = range(0, 4_096 // drafts, together)
     sent = [w + s for w in waves for _ in range(drafts) for s in range(together)]
@@ -80,21 +80,21 @@ def test_short_answers_many_at_a_time_are_over_soon(together: int, drafts: int) 
     assert sum(c.rows == drafts for c in closed) > 0.9 * len(closed)
 
 
-def test_a_session_that_drafts_in_every_step_says_nothing_of_how_long_others_wait() -> None:
+def test_a_busy_session_does_not_shorten_the_patience_with_others() -> None:
     draw = np.random.default_rng(3)
     sent = np.where(draw.random(8_000) < 0.6, 0, draw.integers(1, 41, 8_000)).tolist()
     closed = fed(Clusters(2), sent)
     assert sum(c.rows for c in closed) > 10 * len(closed)
 
 
-def test_one_endless_session_is_born_anew() -> None:
+def test_an_endless_session_gets_a_new_birth() -> None:
     closed = fed(Clusters(2), [3] * (3 * clusters.LONG))
     assert len(Counter(c.unseen for c in closed)) == 3
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clusters, "MOST_OPEN", 20)
-    monkeypatch.setattr(clusters, "SESSIONS", 50)
+def test_clusters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "MAX_OPEN", 20)
+    monkeypatch.setattr(clusters, "MAX_SESSIONS", 50)
     found = Clusters(2)
     fed(found, list(range(1_000)))
     assert len(found.open) <= 20 and len(found.born) <= 50
@@ -110,13 +110,13 @@ def stream(draw: np.random.Generator, cache: float, model: float, n: int) -> np.
     return draw.normal((cache, model), 1.0, (n, 2))
 
 
-def test_a_slow_network_that_is_better_raises_hardly_an_alarm() -> None:
-    """An alarm seats a challenger and costs no more than that: it may be as light as this."""
+def test_a_better_slow_network_rarely_raises_an_alarm() -> None:
+    """An alarm slots a challenger and costs no more than that: it may be as light as this."""
     found = alarms_of(Detector(), stream(np.random.default_rng(1), -0.1, -0.1, 5_000))
     assert len(found) <= 5
 
 
-def test_the_test_is_rivers_whatever_was_written_and_read_between() -> None:
+def test_the_test_equals_river_s_across_checkpoints() -> None:
     """Its state goes through a checkpoint after every number."""
     draw = np.random.default_rng(7)
     raised = 0
@@ -137,7 +137,7 @@ def test_the_test_is_rivers_whatever_was_written_and_read_between() -> None:
     assert raised >= 3
 
 
-def test_a_change_is_found_in_its_own_stream() -> None:
+def test_a_change_raises_an_alarm_in_its_own_stream() -> None:
     for changed, means in (("cache", (1.5, -0.2)), ("model", (-0.2, 1.5))):
         draw = np.random.default_rng(2)
         numbers = np.concatenate([stream(draw, -0.2, -0.2, 1_000), stream(draw, *means, 50)])
@@ -163,20 +163,20 @@ def drafted(chances: list[float], seed: int) -> list[Alarm]:
 
 
 @pytest.mark.parametrize("after", [0.35, 0.75])
-def test_a_drafter_that_was_swapped_is_found_once_within_sixty_clusters(after: float) -> None:
+def test_a_swapped_drafter_raises_one_alarm_within_sixty_clusters(after: float) -> None:
     (found,) = drafted([0.55] * 500 + [after] * 1_000, 4)
     assert found.stream == "model" and 500 <= found.row < 560
 
 
-def test_a_drafter_that_stays_the_same_is_left_alone() -> None:
+def test_an_unchanged_drafter_raises_no_alarm() -> None:
     assert drafted([0.55] * 6_000, 5) == []
 
 
-def test_a_drafter_that_never_or_always_fits_has_a_finite_word() -> None:
+def test_a_drafter_that_never_or_always_holds_has_finite_advantages() -> None:
     assert 1 <= len(drafted([1e-9] * 3_000 + [1.0 - 1e-9] * 50, 6)) <= 2
 
 
-def test_clusters_without_a_model_draft_say_nothing_of_it() -> None:
+def test_clusters_without_model_drafts_are_not_tested() -> None:
     detector = Detector()
     alarms_of(detector, np.stack([np.ones(100), np.zeros(100)], axis=1))
     assert detector.watches["model"].count == 0

@@ -19,8 +19,8 @@ from scipy.stats import binom
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Block, Round
 from decoder.experiment.effect import FEWEST, FORETOLD, WIDTH, gain_effect
-from learner.evaluation.contest import MIN_GAIN, Regret
-from learner.release.comparison import SHARE, Comparison, Table
+from learner.evaluation.challengers import MIN_GAIN, Regret
+from learner.release.comparison import SHARE, Comparison, PairTable
 from learner.settings import LearnerSettings
 
 NOISE = 0.45
@@ -91,7 +91,7 @@ def trial(
             for side, us, cost_us, fore in sides
         )
         named = {"number": session, "unit": session, "time": float(session), "blocks": blocks}
-        one.take(Round.model_construct(scope="s", worker="w", life="ab", **named), float(session))
+        one.update(Round.model_construct(scope="s", worker="w", life="ab", **named), float(session))
         one.seconds = float(session + 1)
         if session % 4 != 3 and session + 1 < sessions:
             continue  # a look takes longer than a session
@@ -99,16 +99,16 @@ def trial(
         found = one.figures().cost
         wrong |= not found.low <= ratio <= found.high
         outcome = one.outcome(settings)
-        one.share = one.wider(settings)
+        one.share = one.due_share(settings)
         if outcome is not None and not word:
-            word = outcome.word
+            word = outcome.verdict
             if not to_end:
                 break
     return word, session + 1, wrong, _narrower(one), one.share > SHARE
 
 
 def _narrower(one: Comparison) -> float:
-    blind = Table(one.pairs.numbers[:])
+    blind = PairTable(one.pairs.numbers[:])
     for side in (FORETOLD, WIDTH // 2 + FORETOLD):
         blind.numbers[side::WIDTH] = array("d", [0.0]) * len(blind)
     with_it, without = (table.effects()[0] for table in (one.pairs, blind))
@@ -124,13 +124,13 @@ RUNS = 120
 
 
 @pytest.mark.parametrize("sd", [0.0, 0.2, 0.4])
-def test_an_interval_is_wrong_as_rarely_as_it_says_whatever_sessions_do(sd: float) -> None:
+def test_intervals_have_their_nominal_coverage_for_correlated_sessions(sd: float) -> None:
     ends = [trial(1.0, sd, seed, to_end=True) for seed in range(RUNS)]
     assert np.mean([wrong for _, _, wrong, *_ in ends]) <= most(RUNS, 0.05)
 
 
 @pytest.mark.parametrize("sd", [0.0, 0.2, 0.4])
-def test_who_is_slower_is_not_promoted(sd: float) -> None:
+def test_a_slower_policy_is_not_promoted(sd: float) -> None:
     ends = [trial(0.97, sd, seed) for seed in range(RUNS)]
     assert np.mean([word == "promote" for word, *_ in ends]) <= most(RUNS, 0.02)
 
@@ -148,31 +148,31 @@ def test_a_policy_that_is_much_slower_is_not_given_half_of_the_steps(sd: float) 
     assert np.mean(wide) <= most(RUNS, 0.05)
 
 
-def test_live_rounds_keep_out_what_labels_flatter_by_more_than_the_margin() -> None:
+def test_live_rounds_block_policies_that_labels_overestimate() -> None:
     ends = [trial(0.85, 0.2, seed, flatter=0.18)[0] for seed in range(RUNS)]
     assert np.mean([word == "promote" for word in ends]) <= most(RUNS, 0.05)
 
 
-def test_where_much_is_decoded_who_is_faster_is_promoted() -> None:
+def test_with_much_traffic_a_faster_policy_is_promoted() -> None:
     busy = {"at_once": 40, "sessions": 180}
     for ratio, word in ((0.9, "drop"), (1.03, "promote"), (1.05, "promote")):
         ends = [trial(ratio, 0.2, seed, **busy)[0] == word for seed in range(40)]  # type: ignore[arg-type]
         assert np.mean(ends) >= 0.9
 
 
-def test_losses_do_not_add_up_beside_the_first_policy() -> None:
+def test_losses_do_not_accumulate_below_the_first_policy() -> None:
     busy = {"at_once": 40, "sessions": 180}
     # faster than the champion, who has lost more than the margin
     ends = [trial(1.02, 0.2, seed, anchor=1.18, **busy)[0] for seed in range(40)]  # type: ignore[arg-type]
     assert np.mean([word == "promote" for word in ends]) <= most(40, 0.05)
 
 
-def test_what_cannot_be_told_keeps_the_champion_and_says_how_long_it_would_take() -> None:
+def test_an_undecided_trial_keeps_the_champion_and_forecasts_its_duration() -> None:
     words = [trial(1.0, 0.4, seed)[0] for seed in range(20)]
     assert words.count("cannot tell") >= 16 and "drop" not in words
 
 
-def test_a_champion_that_is_no_slower_is_hardly_ever_rolled_back() -> None:
+def test_an_equal_champion_is_rarely_rolled_back() -> None:
     ends = [trial(1.0, 0.2, seed, "watch")[0] for seed in range(RUNS)]
     assert np.mean([word == "roll back" for word in ends]) <= most(RUNS, 0.05)
     ends = [trial(1.3, 0.0, seed, "watch")[0] for seed in range(20)]

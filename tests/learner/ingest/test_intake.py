@@ -80,7 +80,7 @@ def poison() -> list[bytes]:
     return [*values, *bombs, b"", b"null", whole[:-1], b"\xff" * 100]
 
 
-def test_the_extremes_of_every_number_are_learned_from_or_refused(intake: RecordReader) -> None:
+def test_extreme_numbers_are_learned_from_or_refused(intake: RecordReader) -> None:
     scope = Scope("s", LearnerSettings(buffer_events=500, min_events=50), first_policy("s"))
     bad = poison()
     for offset, value in enumerate(bad):
@@ -114,12 +114,14 @@ def test_the_extremes_of_every_number_are_learned_from_or_refused(intake: Record
         ({"features": {}}, "schema"), ({"sequence": -1}, "range"), ({"rows": 9}, "malformed"),
     ],
 )  # fmt: skip
-def test_reasons_are_told_apart(intake: RecordReader, change: dict[str, Any], reason: str) -> None:
+def test_refusals_are_counted_by_reason(
+    intake: RecordReader, change: dict[str, Any], reason: str
+) -> None:
     assert intake.read(fetched(json.dumps({**WIRE, **change}).encode())) is None
     assert intake.refused == {reason: 1}
 
 
-def test_a_record_that_comes_again_is_counted_and_not_learned_from_again(
+def test_a_duplicate_record_is_counted_and_not_learned_from(
     intake: RecordReader,
 ) -> None:
     first, second = batches(EVENTS[:40], size=20)
@@ -128,7 +130,7 @@ def test_a_record_that_comes_again_is_counted_and_not_learned_from_again(
     assert (intake.repeated, intake.sequences.duplicates) == (20, 1)
 
 
-def test_records_of_another_feature_schema_are_counted_and_told_once_and_are_no_dead_letters(
+def test_records_of_another_feature_schema_are_counted_and_logged_once_and_no_dead_letters(
     intake: RecordReader, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(500):
@@ -150,7 +152,7 @@ def relayed(value: bytes, share: float = 1.0, offset: int = 7) -> bytes | None:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_a_lesson_holds_what_a_learner_would_have_taken_of_the_drafts_itself(share: float) -> None:
+def test_a_relayed_record_equals_the_rows_a_learner_would_decode(share: float) -> None:
     other = [e._replace(side="suffix", predicted=500.0) for e in EVENTS[:9]]
     (value,) = batches([*other, *EVENTS[9:]], size=len(EVENTS))
     own = decode_record(fetched(value), {ORIGIN.scope: share}, 1e9)
@@ -168,7 +170,7 @@ def test_a_lesson_holds_what_a_learner_would_have_taken_of_the_drafts_itself(sha
     assert lesson.drafts == len(own.rows) / share and lesson.batch.source == Source(2, 7, share)
 
 
-def test_a_lesson_is_known_again_whatever_lies_between_and_whoever_goes_on() -> None:
+def test_relayed_duplicates_are_recognised_across_gaps_and_restarts() -> None:
     sent = [relayed(value) for value in batches(EVENTS, size=10)][::3]  # the others teach nothing
     first = RecordReader(Kept(), relayed=True)
     assert all(first.read(fetched(value or b"", n)) for n, value in enumerate(sent[:4]))
@@ -180,7 +182,7 @@ def test_a_lesson_is_known_again_whatever_lies_between_and_whoever_goes_on() -> 
     assert (again.sequences.duplicates, again.sequences.missing) == (4, 0)
 
 
-def test_nothing_on_the_topic_of_lessons_ends_an_intake_and_drafts_are_no_lessons() -> None:
+def test_malformed_relayed_records_and_drafts_among_them_are_refused() -> None:
     intake = RecordReader(Kept(), relayed=True)
     wire = json.loads(relayed(encode_events(EVENTS[:8], ORIGIN, 0)) or b"")
     wrong: list[Any] = [-1, 2**70, 0.5, 1e-320, "1", None, [], {}]
@@ -193,16 +195,14 @@ def test_nothing_on_the_topic_of_lessons_ends_an_intake_and_drafts_are_no_lesson
 
 
 @pytest.mark.parametrize("rows", [records.MAX_ROWS, records.MAX_ROWS + 1])
-def test_a_record_that_would_hold_the_loop_for_seconds_is_refused(
-    intake: RecordReader, rows: int
-) -> None:
+def test_a_record_with_too_many_rows_is_refused(intake: RecordReader, rows: int) -> None:
     """Compressed, it takes some bytes."""
     value = encode_events([EVENTS[0]] * rows, ORIGIN, 0)
     assert (intake.read(fetched(value)) is not None) == (rows <= records.MAX_ROWS)
     assert intake.refused == ({} if rows <= records.MAX_ROWS else {"range": 1})
 
 
-def test_a_record_of_many_bytes_is_refused_before_it_is_parsed(
+def test_a_record_with_too_many_bytes_is_refused_unparsed(
     intake: RecordReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "decode_batch", None)
@@ -211,9 +211,7 @@ def test_a_record_of_many_bytes_is_refused_before_it_is_parsed(
 
 
 @pytest.mark.parametrize("stamp", [-(2**60), -1, 0, 1_700_000_000, 10**15, 2**60])
-def test_a_stamp_in_another_unit_refuses_no_event_and_admits_none_of_another_century(
-    intake: RecordReader, stamp: int
-) -> None:
+def test_timestamps_in_other_units_refuse_no_valid_event(intake: RecordReader, stamp: int) -> None:
     now, later = EVENTS[0]._replace(time=time.time()), EVENTS[0]._replace(time=4e9)
     for sequence, (event, admitted) in enumerate([(now, True), (later, False)]):
         value = encode_events([event], ORIGIN, sequence)

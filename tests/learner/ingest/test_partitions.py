@@ -22,9 +22,9 @@ from learner.ingest import group, source
 from learner.ingest.source import EventSource
 from learner.ingest.statuses import StatusReader
 from learner.lease import Lease
-from learner.release import publish
-from learner.release.publish import PolicyPublisher
-from learner.release.published import Published
+from learner.release import publisher as publishing
+from learner.release.policy_topic import PolicyTopic
+from learner.release.publisher import PolicyPublisher
 from pipelines.watch.ledger import Ledger, Observer
 from tests.conftest import random_policy, until
 from tests.decoder.telemetry.broker import lying, send
@@ -98,7 +98,7 @@ def publisher(broker: Broker) -> Iterator[PolicyPublisher]:
         yield made
 
 
-def test_a_worker_hears_promotions_after_partitions_were_added(
+def test_a_worker_receives_promotions_after_partitions_are_added(
     broker: Broker, worker: Worker, publisher: PolicyPublisher
 ) -> None:
     publisher.publish(random_policy(version=1, scope="scope"), 1)
@@ -110,17 +110,15 @@ def test_a_worker_hears_promotions_after_partitions_were_added(
             sent = (publisher, other)[version % 2].publish(made, 1)
             until(lambda: worker.version == version)  # noqa: B023 -- called within the turn
             for each in (publisher, other):
-                assert each.published.read(60.0)
-                last = each.published.last("scope")
+                assert each.topic.read(60.0)
+                last = each.topic.last("scope")
                 assert last is not None and last.number == sent.publication
     assert {r.partition for r in lying(broker.kafka, POLICY.name) if r.key == CHAMPION} == {0}
 
 
-def test_the_newest_publication_counts_on_whichever_partition_it_lies(
-    broker: Broker, worker: Worker
-) -> None:
+def test_the_newest_publication_counts_on_any_partition(broker: Broker, worker: Worker) -> None:
     """Releases before this one published by the hash of the key."""
-    with closing(Published(broker.kafka)) as seen:
+    with closing(PolicyTopic(broker.kafka)) as seen:
 
         def last() -> int:
             seen.read()
@@ -137,13 +135,13 @@ def test_the_newest_publication_counts_on_whichever_partition_it_lies(
         assert worker.version == 3 and seen.read(60.0) and last() == 3
         with closing(Worker(broker)) as late:
             until(lambda: late.version == 3)
-        with closing(Published(broker.kafka)) as anew:
+        with closing(PolicyTopic(broker.kafka)) as anew:
             assert anew.read(60.0)
             found = anew.last("scope")
             assert found is not None and found.number == 3
 
 
-def test_a_trial_is_withdrawn_from_every_partition_and_by_no_older_tombstone(
+def test_a_trial_is_withdrawn_from_every_partition(
     broker: Broker, worker: Worker, publisher: PolicyPublisher
 ) -> None:
     add_partitions(broker, POLICY, 3)
@@ -165,7 +163,7 @@ def test_a_trial_is_withdrawn_from_every_partition_and_by_no_older_tombstone(
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (3, 3)])
-def test_a_policy_topic_that_was_made_anew_is_read_from_its_beginning(
+def test_a_recreated_policy_topic_is_read_from_its_beginning(
     broker: Broker,
     worker: Worker,
     publisher: PolicyPublisher,
@@ -180,20 +178,20 @@ def test_a_policy_topic_that_was_made_anew_is_read_from_its_beginning(
     for partition in range(before):
         send(broker.kafka, POLICY.name, b"", b"", b"", key=b"other", partition=partition)
     until(lambda: worker.version == 1)
-    assert publisher.published.read(60.0)
+    assert publisher.topic.read(60.0)
     make_anew(broker, POLICY, after)
 
     def lacks() -> bool:
         with suppress(KafkaError):  # of a partition that is gone the broker says nothing
-            publisher.published.read()
-        return publisher.published.last("scope") is None
+            publisher.topic.read()
+        return publisher.topic.last("scope") is None
 
     until(lacks)
     publisher.publish(random_policy(version=2, scope="scope"), 1)
     until(lambda: worker.version == 2)
 
 
-def test_a_learner_hears_a_worker_whose_status_lies_on_an_added_partition(
+def test_a_status_on_an_added_partition_is_read(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compacted, "REQUEST_MS", 2_000)  # for a partition that is gone
@@ -212,7 +210,7 @@ def test_a_learner_hears_a_worker_whose_status_lies_on_an_added_partition(
         until(lambda: workers.is_known("three"))
 
 
-def test_a_lease_is_held_on_through_partitions_that_are_added_and_a_topic_made_anew(
+def test_a_lease_survives_added_partitions_and_a_recreated_topic(
     broker: Broker, clock: Any
 ) -> None:
     with closing(Lease(broker.kafka, "one")) as lease:
@@ -230,7 +228,7 @@ def test_a_lease_is_held_on_through_partitions_that_are_added_and_a_topic_made_a
 
 
 @pytest.mark.parametrize("topic", [DRAFTS, TRIALS])
-def test_records_of_added_partitions_and_of_a_topic_made_anew_are_read(
+def test_records_of_added_partitions_and_of_a_recreated_topic_are_read(
     broker: Broker, topic: Topic
 ) -> None:
     with closing(EventSource(broker.kafka, {}, topic=topic)) as reader:
@@ -256,7 +254,7 @@ def test_records_of_added_partitions_and_of_a_topic_made_anew_are_read(
         until(reads(b"third"))
 
 
-def test_a_member_of_a_group_gets_partitions_that_are_added(broker: Broker) -> None:
+def test_a_group_member_is_assigned_added_partitions(broker: Broker) -> None:
     with closing(group.GroupMember(broker.kafka, DRAFTS, "test", commits=True)) as member:
         until(lambda: member.update() or member.assignment.owned == {0}, "its first partition")
         add_partitions(broker, DRAFTS, 3)
@@ -266,7 +264,7 @@ def test_a_member_of_a_group_gets_partitions_that_are_added(broker: Broker) -> N
         assert member.assignment.count == 3, "keys are looked for on all of them"
 
 
-def test_who_looks_on_sees_what_lies_on_added_partitions(broker: Broker) -> None:
+def test_the_watch_reads_added_partitions(broker: Broker) -> None:
     def status(number: int) -> bytes:
         return LearnerStatus(process="p", scope="", time=float(number)).model_dump_json().encode()
 
@@ -282,11 +280,11 @@ def test_who_looks_on_sees_what_lies_on_added_partitions(broker: Broker) -> None
         until(lambda: [s.time for s in ledger.learner] == [1.0, 2.0, 3.0])
 
 
-def test_a_learner_that_never_sees_what_it_published_says_so_and_backs_off(
+def test_unretained_publications_are_logged_with_backoff(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the cause: here somebody deletes each champion as it comes."""
-    monkeypatch.setattr(publish, "time", Clock())  # by which no pause ends
+    monkeypatch.setattr(publishing, "time", Clock())  # by which no pause ends
     learner = stage.learner("off")
 
     def published() -> int:
@@ -297,16 +295,16 @@ def test_a_learner_that_never_sees_what_it_published_says_so_and_backs_off(
 
     def delete() -> None:
         learner.step()
-        if learner.publisher.published.last(SCOPE) is not None:
+        if learner.publisher.topic.last(SCOPE) is not None:
             send(stage.kafka, POLICY.name, None, key=policy_key(SCOPE, "champion"), partition=0)
 
-    until(lambda: "does not keep what is published" in caplog.text or published() > 9, turn=delete)
+    until(lambda: "does not retain policies" in caplog.text or published() > 9, turn=delete)
     for _ in range(20):
         delete()
     assert published() == 3
 
 
-def test_a_learner_that_never_reads_its_claims_says_so(
+def test_unread_claims_are_logged(
     broker: Broker, clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(Lease(broker.kafka, "one")) as lease:

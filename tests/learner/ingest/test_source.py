@@ -48,7 +48,7 @@ def read_all(source: EventSource, count: int) -> list[bytes]:
     return found
 
 
-def test_what_cannot_be_unpacked_is_passed_over_counted_and_said(
+def test_undecodable_batches_are_skipped_counted_and_logged(
     broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "_limited_log", LimitedLog())
@@ -63,7 +63,7 @@ def test_what_cannot_be_unpacked_is_passed_over_counted_and_said(
     source.close()
 
 
-def test_a_clock_that_is_ahead_does_not_hide_how_old_the_next_records_are() -> None:
+def test_a_clock_ahead_does_not_hide_the_age_of_later_records() -> None:
     source = EventSource(KafkaSettings(), {})
     source.acknowledge([Fetched(0, 0, 4_000_000_000_000, None, b"")])
     assert 0.0 < source.read_at <= time.time()
@@ -71,7 +71,7 @@ def test_a_clock_that_is_ahead_does_not_hide_how_old_the_next_records_are() -> N
     assert source.read_at == 3_000.0
 
 
-def test_an_offset_that_is_not_there_any_more_is_read_from_the_earliest(
+def test_a_removed_offset_is_read_from_the_earliest(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     produce(broker.kafka, batches(EVENTS))
@@ -93,7 +93,7 @@ def numbered(prefix: str, count: int) -> list[bytes]:
     return [f"{prefix} {number}".encode() for number in range(count)]
 
 
-def test_a_topic_made_anew_while_nobody_read_is_read_whole_however_far_it_has_grown(
+def test_a_topic_recreated_while_away_is_read_from_its_beginning(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     produce(broker.kafka, numbered("old", 20))
@@ -108,7 +108,7 @@ def test_a_topic_made_anew_while_nobody_read_is_read_whole_however_far_it_has_gr
     after.close()
 
 
-def test_a_topic_made_anew_under_a_reader_is_read_whole(
+def test_a_topic_recreated_while_reading_is_read_from_its_beginning(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "PARTITIONS_SECONDS", 0.3)
@@ -123,7 +123,7 @@ def test_a_topic_made_anew_under_a_reader_is_read_whole(
     source.close()
 
 
-def test_a_reader_that_looks_back_reads_nothing_twice_and_misses_nothing(
+def test_comparing_fingerprints_repeats_and_misses_no_record(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "PARTITIONS_SECONDS", 0.2)
@@ -143,14 +143,14 @@ def test_a_reader_that_looks_back_reads_nothing_twice_and_misses_nothing(
     again.close()
 
 
-def test_what_was_removed_before_it_was_read_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_removed_unread_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     source = EventSource(KafkaSettings(), {0: 5}, skipped=1)
     source.acknowledge([at(0, 9), at(1, 700), at(0, 10), at(1, 701)])
     assert source.offsets == {0: 11, 1: 702} and source.skipped == 5
     assert "4 records of partition 0 were removed" in caplog.text
 
 
-def test_a_source_that_finds_nothing_gives_the_next_fetch_little_time(
+def test_an_empty_poll_shortens_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where a broker answers empty fetches at once, the client asks as often as it is let."""
@@ -174,7 +174,7 @@ def test_a_source_that_finds_nothing_gives_the_next_fetch_little_time(
     assert patience == [GLANCE_MS, GLANCE_MS, ANSWER_MS, ANSWER_MS, GLANCE_MS]
 
 
-def test_what_retention_has_emptied_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_removed_by_retention_are_no_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [TopicPartition(DRAFTS.name, partition) for partition in (0, 1)]
     answers = SimpleNamespace(
         partitions_for_topic=lambda topic: {0, 1},
@@ -191,7 +191,7 @@ def test_what_retention_has_emptied_is_not_waited_for(monkeypatch: pytest.Monkey
     assert source.lag() == 0 and source.caught_up
 
 
-def test_what_retention_removes_while_it_is_looked_at_ends_no_reader(
+def test_retention_during_a_fingerprint_comparison_is_harmless(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place, begins = TopicPartition(DRAFTS.name, 0), [3, 9]
@@ -211,7 +211,7 @@ def test_what_retention_removes_while_it_is_looked_at_ends_no_reader(
     assert [each.value for each in source.poll(0.0)] == [b"next"]
 
 
-def test_a_broker_that_is_away_is_heard_to_be_silent(
+def test_an_unreachable_broker_is_reported(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "PARTITIONS_SECONDS", 0.5)

@@ -19,7 +19,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from decoder.contracts.errors import RegistryError
 from learner.release.registrar import Registrar
-from learner.release.registrations import Move, Moved, Registration, carry_out
+from learner.release.registrations import MoveRequest, MoveResult, Registration, move_aliases
 from learner.release.registry import Registry
 from tests.conftest import random_policy
 from tests.learner.stage import WARNINGS, client_of, settled
@@ -130,12 +130,12 @@ class Place:
         for seed in range(3):
             self.persons.register(random_policy(seed, self.scope, 0))
         self.persons.move(self.scope, "champion", 1, "learner-a", "the first")
-        self.registry.standing(self.scope)  # what a registry remembers of a server, it does
+        self.registry.alias_state(self.scope)  # what a registry remembers of a server, it does
 
     def stand_again(self) -> None:
         """As at first, but for what was registered since."""
-        client, name = client_of(self.persons), self.persons.standing(self.scope).name
-        for key in self.persons.standing(self.scope).tags:
+        client, name = client_of(self.persons), self.persons.alias_state(self.scope).name
+        for key in self.persons.alias_state(self.scope).tags:
             if key.startswith("moved."):
                 client.delete_registered_model_tag(name, key)
         for key in {v.number: v.tags for v in self.persons.versions(self.scope)}[2]:
@@ -145,7 +145,7 @@ class Place:
 
     def by_hand(self, version: int | None = 3, alias: str = "champion") -> None:
         """As on MLflow's page."""
-        client, name = client_of(self.persons), self.persons.standing(self.scope).name
+        client, name = client_of(self.persons), self.persons.alias_state(self.scope).name
         if version is None:
             client.delete_registered_model_alias(name, alias)
         else:
@@ -157,7 +157,7 @@ class Place:
 
     @property
     def champion(self) -> int | None:
-        return self.persons.standing(self.scope).champion
+        return self.persons.alias_state(self.scope).champion
 
 
 @pytest.fixture
@@ -172,14 +172,16 @@ def calls_of(front: Front, does: Callable[[], object]) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["by_hand", "by_command"])
-def test_a_persons_move_stands_unless_it_falls_between_a_learners_read_and_its_write(
+def test_a_person_s_move_wins_except_between_a_learner_s_read_and_write(
     place: Callable[[], Place], front: Front, how: str
 ) -> None:
     """MLflow has no compare-and-set: what a person does by hand between these two is lost."""
 
-    def move(of: Place) -> Moved:
+    def move(of: Place) -> MoveResult:
         tags = {2: {"trial": "promoted"}}
-        return carry_out(of.registry, Move(of.scope, "learner-a", "won", tags, over=1, to=2))
+        return move_aliases(
+            of.registry, MoveRequest(of.scope, "learner-a", "won", tags, over=1, to=2)
+        )
 
     held = place()
     calls = calls_of(front, lambda: move(held))
@@ -207,7 +209,7 @@ def test_a_persons_move_stands_unless_it_falls_between_a_learners_read_and_its_w
 
 
 @pytest.mark.parametrize("call", range(0, 24, 3))
-def test_a_persons_move_while_a_slow_server_registers_a_winner_wins(
+def test_a_person_s_move_during_a_slow_registration_wins(
     place: Callable[[], Place], front: Front, call: int
 ) -> None:
     held = place()
@@ -220,7 +222,7 @@ def test_a_persons_move_while_a_slow_server_registers_a_winner_wins(
 
     front.watch(before)
     desk = Registrar(held.registry, lambda scope: True)
-    desk.hand(won)
+    desk.submit(won)
     desk.start()
     done = settled(desk)
     desk.close()
@@ -229,20 +231,18 @@ def test_a_persons_move_while_a_slow_server_registers_a_winner_wins(
     assert "version 3" in done.refusal or moved[0] < call
 
 
-def test_a_persons_taking_the_champion_away_stands(
-    place: Callable[[], Place], front: Front
-) -> None:
+def test_a_person_s_removal_of_the_champion_wins(place: Callable[[], Place], front: Front) -> None:
     held = place()
-    calls = calls_of(front, lambda: held.registry.standing(held.scope))
+    calls = calls_of(front, lambda: held.registry.alias_state(held.scope))
     assert calls == [READ]
     front.watch(lambda number, path: held.by_hand(None) if number == 1 else None)
-    done = carry_out(held.registry, Move(held.scope, "learner-a", "won", {}, over=1, to=2))
+    done = move_aliases(
+        held.registry, MoveRequest(held.scope, "learner-a", "won", {}, over=1, to=2)
+    )
     assert held.champion is None and "champion" in done.refusal
 
 
-def test_a_second_move_of_a_person_while_the_first_is_put_back_stands(
-    place: Callable[[], Place], front: Front
-) -> None:
+def test_a_person_s_second_move_wins(place: Callable[[], Place], front: Front) -> None:
     held = place()
     moves = iter([3, 1])
 
@@ -252,23 +252,25 @@ def test_a_second_move_of_a_person_while_the_first_is_put_back_stands(
             held.by_command(theirs)
 
     front.watch(before)
-    carry_out(held.registry, Move(held.scope, "learner-a", "won", {}, over=1, to=2))
+    move_aliases(held.registry, MoveRequest(held.scope, "learner-a", "won", {}, over=1, to=2))
     assert held.champion == 1 == held.persons.history(held.scope)[-1].after
 
 
-def test_a_persons_trial_stands(place: Callable[[], Place], front: Front) -> None:
+def test_a_person_s_trial_stays(place: Callable[[], Place], front: Front) -> None:
     held = place()
 
     def before(number: int, path: str) -> None:
-        if path == SET and held.persons.standing(held.scope).trial is None:
+        if path == SET and held.persons.alias_state(held.scope).trial is None:
             held.by_command(3, "trial")
 
     front.watch(before)
-    held.registry.move_over(held.scope, "trial", None, 2, "learner-a", "won the gate")
-    assert held.persons.standing(held.scope).trial == 3
+    held.registry.move_from(held.scope, "trial", None, 2, "learner-a", "won the gate")
+    assert held.persons.alias_state(held.scope).trial == 3
 
 
-def test_a_password_is_not_kept(home: Path, front: Front, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_password_is_not_stored(
+    home: Path, front: Front, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     mine = front.url.replace("://", "://anna:hunter2@")
     registry = Registry(mine)
@@ -284,7 +286,7 @@ def test_a_password_is_not_kept(home: Path, front: Front, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("kind, lacks", [("databricks-uc", "filters"), ("databricks", "aliases")])
-def test_a_registry_that_lacks_what_a_learner_needs_says_so_in_one_sentence(
+def test_an_insufficient_registry_is_reported_in_one_sentence(
     registry: Registry,
     server: str,
     front: Front,
@@ -301,4 +303,4 @@ def test_a_registry_that_lacks_what_a_learner_needs_says_so_in_one_sentence(
         theirs.move(kind, "champion", 1)
     assert lacks in str(told.value) and "HVD_LEARNER_MLFLOW_REGISTRY_URI" in str(told.value)
     assert "\n" not in str(told.value) and "hunter2" not in str(told.value)
-    assert Registry(server).standing(kind).champion is None
+    assert Registry(server).alias_state(kind).champion is None

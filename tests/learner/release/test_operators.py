@@ -17,7 +17,7 @@ from tests.learner.stage import WARNINGS, client_of
 pytestmark = WARNINGS
 
 
-def test_versions_lie_in_the_registry_and_their_runs_with_the_tracking_server(
+def test_registry_and_tracking_server_may_differ(
     registry: Registry, empty_store: Path, tmp_path: Path
 ) -> None:
     server = f"sqlite:///{shutil.copy(empty_store, tmp_path / 'runs.db')}"
@@ -28,8 +28,8 @@ def test_versions_lie_in_the_registry_and_their_runs_with_the_tracking_server(
     assert apart.load("apart", 1).version == 1
     (version,) = apart.versions("apart")
     assert client_of(Registry(server)).get_run(version.run).data.metrics == {"mae": 1.5}
-    assert "apart" not in Registry(server).standings()
-    assert registry.standing("apart").champion == 1
+    assert "apart" not in Registry(server).alias_states()
+    assert registry.alias_state("apart").champion == 1
     apart.register(random_policy(2, "apart", 0))
     apart.register(random_policy(3, "apart", 0))
     assert apart.retire("apart", 1) == [2]
@@ -38,9 +38,7 @@ def test_versions_lie_in_the_registry_and_their_runs_with_the_tracking_server(
 @pytest.mark.parametrize(
     "store, extra", [("s3://b/a", "s3"), ("gs://b/a", "gcs"), ("wasbs://c@a.blob.x/a", "azure")]
 )
-def test_a_store_without_a_client_is_named_with_what_brings_it(
-    registry: Registry, store: str, extra: str
-) -> None:
+def test_a_missing_store_client_names_its_extra(registry: Registry, store: str, extra: str) -> None:
     """A server that passes no artefacts on lets the learner write to the store itself."""
     client_of(registry).create_experiment("hvd-learner", artifact_location=store)
     with pytest.raises(RegistryError) as told:
@@ -50,7 +48,7 @@ def test_a_store_without_a_client_is_named_with_what_brings_it(
     assert registry.versions("ab12") == []
 
 
-def test_passwords_come_from_files_and_reach_mlflow(
+def test_passwords_are_read_from_files_and_passed_to_mlflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in {"username": "anna", "password": "hunter2"}.items():
@@ -62,5 +60,5 @@ def test_passwords_come_from_files_and_reach_mlflow(
         assert "hunter2" not in repr(settings)
         front.watch(lambda number, path: 403)
         with pytest.raises(RegistryError, match="403"):
-            Registry.of(settings).standings()
+            Registry.of(settings).alias_states()
     assert front.authorization == "Basic YW5uYTpodW50ZXIy"

@@ -16,10 +16,10 @@ from decoder.contracts.bundle import Policy
 from decoder.contracts.errors import RegistryError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.policy.estimate import predict
-from learner.release.registry import ARTIFACT, Registry, Standing, digest_of, moves, versions
+from learner.release.registry import ARTIFACT, AliasState, Registry, digest_of, moves, versions
+from learner.release.registry.aliases import LOGGED_TAG
 from learner.release.registry.connection import database_of, database_uri
 from learner.release.registry.runs import EXPERIMENT
-from learner.release.registry.standing import LOGGED_TAG
 from learner.settings import LearnerSettings
 from tests.conftest import random_policy
 from tests.learner.conftest import copied
@@ -39,7 +39,9 @@ def registered(registry: Registry, count: int = 3) -> list[Policy]:
 
 
 def artefact(registry: Registry, policy: Policy, version: int) -> Path:
-    held = client_of(registry).get_model_version(registry.standing(policy.scope).name, str(version))
+    held = client_of(registry).get_model_version(
+        registry.alias_state(policy.scope).name, str(version)
+    )
     return Path(str(held.source).removeprefix("file://")) / ARTIFACT
 
 
@@ -47,11 +49,11 @@ def test_register_promote_and_roll_back(registry: Registry) -> None:
     policy = random_policy(scope="ab12")
     assert champion_of(registry, "ab12") is None
     first = registry.register(policy, {"p": 1}, {"mae": 0.5}, {"verdict": "x"}, {"events": 9})
-    assert registry.standings() == {"ab12": Standing("ab12")}
+    assert registry.alias_states() == {"ab12": AliasState("ab12")}
     second = registry.register(random_policy(seed=1, scope="ab12"))
     assert (first, second) == (1, 2)
     client = client_of(registry)
-    name = registry.standing("ab12").name
+    name = registry.alias_state("ab12").name
     assert int(client.get_model_version_by_alias(name, "candidate").version) == 2
     run = client.get_run(client.get_model_version(name, "1").run_id)
     assert run.data.metrics == {"mae": 0.5} and run.data.params["window.events"] == "9"
@@ -65,7 +67,7 @@ def test_register_promote_and_roll_back(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("folder", ["a b", "c#d", "e%41f", "g?h", "100%", "%2F", "i;j&k=ü'\""])
-def test_a_database_lies_where_its_path_says(
+def test_a_database_uri_opens_its_path(
     empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     home = tmp_path / folder
@@ -83,7 +85,7 @@ def test_a_database_lies_where_its_path_says(
     assert {each.name for each in home.iterdir()} == {"mlruns"}
 
 
-def test_history_says_who_moved_what_and_forgets_the_oldest(
+def test_history_records_moves_and_drops_the_oldest(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registered(registry, 2)
@@ -91,7 +93,7 @@ def test_history_says_who_moved_what_and_forgets_the_oldest(
     registry.move("ab12", "champion", 2, "learner", "won")
     registry.move("ab12", "pinned", 1, "anna", "looks wrong")
     registry.move("ab12", "pinned", None, "anna", "")
-    name = registry.standing("ab12").name
+    name = registry.alias_state("ab12").name
     client_of(registry).set_registered_model_tag(name, "moved.by-hand", "not ours")
     found = [(m.alias, m.before, m.after, m.by, m.why) for m in registry.history("ab12")]
     assert all(m.at.tzinfo == UTC for m in registry.history("ab12"))
@@ -101,8 +103,8 @@ def test_history_says_who_moved_what_and_forgets_the_oldest(
         ("pinned", None, 1, "anna", "looks wrong"),
         ("pinned", 1, None, "anna", ""),
     ]
-    assert registry.standing("ab12") == Standing("ab12", champion=2)
-    monkeypatch.setattr(moves, "KEPT", 2)
+    assert registry.alias_state("ab12") == AliasState("ab12", champion=2)
+    monkeypatch.setattr(moves, "MAX_MOVES", 2)
     for version in (1, 2, 1):
         registry.move("ab12", "champion", version)
     kept = [move.alias for move in registry.history("ab12")]
@@ -110,25 +112,25 @@ def test_history_says_who_moved_what_and_forgets_the_oldest(
 
 
 @pytest.mark.parametrize("value", ["[" * 50_000, "[]", "3", "no JSON", {"alias": []}, {"why": 5}])
-def test_a_tag_that_nobody_s_move_wrote_is_passed_over(value: str | dict[str, object]) -> None:
+def test_an_invalid_move_tag_is_skipped(value: str | dict[str, object]) -> None:
     """Else one that a person has mended by hand would end all promotions."""
     sound = {"alias": "champion", "before": 1, "after": None, "by": "me", "why": "so"}
     when = datetime(2026, 11, 27, tzinfo=UTC)
-    key, told = moves.tag_of(moves.Move(when, **sound))  # type: ignore[arg-type]
-    assert moves.moves_in({key: told}) == [moves.Move(when, **sound)]  # type: ignore[arg-type]
+    key, told = moves.to_tag(moves.AliasMove(when, **sound))  # type: ignore[arg-type]
+    assert moves.moves_in({key: told}) == [moves.AliasMove(when, **sound)]  # type: ignore[arg-type]
     spoilt = value if isinstance(value, str) else json.dumps({**sound, **value})
-    assert moves.moves_in({key: spoilt}) == [] and moves.spare({key: spoilt}) == []
+    assert moves.moves_in({key: spoilt}) == [] and moves.expired_keys({key: spoilt}) == []
 
 
-def test_the_oldest_without_alias_are_retired_artefacts_and_all(
+def test_the_oldest_versions_without_alias_are_retired_with_artifacts(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "PAGE", 2)
     policies = registered(registry, 6)
     registry.move("ab12", "champion", 1)
-    client, name = client_of(registry), registry.standing("ab12").name
+    client, name = client_of(registry), registry.alias_state("ab12").name
     client.set_registered_model_alias(name, "trial", "3")
-    assert registry.standing("ab12") == Standing("ab12", champion=1, trial=3)
+    assert registry.alias_state("ab12") == AliasState("ab12", champion=1, trial=3)
     gone = artefact(registry, policies[1], 2)
     run = client.get_model_version(name, "2").run_id
     assert registry.retire("ab12", 6) == []
@@ -141,7 +143,7 @@ def test_the_oldest_without_alias_are_retired_artefacts_and_all(
 
 
 @pytest.mark.parametrize("alias", ["pinned", "champion"])
-def test_what_a_person_names_while_others_are_retired_stays(
+def test_a_version_named_during_retirement_stays(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, alias: str
 ) -> None:
     policies = registered(registry, 6)
@@ -156,14 +158,14 @@ def test_what_a_person_names_while_others_are_retired_stays(
 
     monkeypatch.setattr(registry._connection, "files", slow)
     assert registry.retire("ab12", 2) == [1, 3, 4]
-    assert getattr(person.standing("ab12"), alias) == 2
+    assert getattr(person.alias_state("ab12"), alias) == 2
     assert digest_of(person.load("ab12", 2)) == digest_of(policies[1])
-    assert not [key for key in person.standing("ab12").tags if key.startswith("retired.")]
+    assert not [key for key in person.alias_state("ab12").tags if key.startswith("retired.")]
 
 
-def test_a_tag_of_retirement_that_somebody_wrote_is_passed_over(registry: Registry) -> None:
+def test_an_invalid_retirement_tag_is_skipped(registry: Registry) -> None:
     policies = registered(registry)
-    client, name = client_of(registry), registry.standing("ab12").name
+    client, name = client_of(registry), registry.alias_state("ab12").name
     for key, value in {"x": "[]", "7": "[" * 5_000, "8": "3", "1": '["a", null]'}.items():
         client.set_registered_model_tag(name, f"retired.{key}", value)
     assert registry.retire("ab12", 5) == []
@@ -171,7 +173,7 @@ def test_a_tag_of_retirement_that_somebody_wrote_is_passed_over(registry: Regist
 
 
 @pytest.mark.parametrize("refused", ["create_model_version", "log_model_artifacts", "log_batch"])
-def test_a_try_goes_on_with_the_run_that_the_one_before_it_made(
+def test_a_retry_continues_the_existing_run(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     def refuse(*args: object, **options: object) -> None:
@@ -189,17 +191,19 @@ def test_a_try_goes_on_with_the_run_that_the_one_before_it_made(
     (model,) = client.search_logged_models([experiment])
     assert run.info.status == "FINISHED" and run.data.metrics == {"mae": 0.5}
     assert digest_of(registry.load("ab12", 1)) == digest_of(policy)
-    assert client.get_model_version(registry.standing("ab12").name, "1").run_id == run.info.run_id
+    assert (
+        client.get_model_version(registry.alias_state("ab12").name, "1").run_id == run.info.run_id
+    )
     assert model.source_run_id == run.info.run_id
 
 
-def test_what_a_person_made_a_version_keeps_its_files(registry: Registry, tmp_path: Path) -> None:
+def test_versions_created_by_others_keep_their_files(registry: Registry, tmp_path: Path) -> None:
     """It is no policy, so nobody serves it; and its files may be a run's of another project."""
     registered(registry)
     weights = tmp_path / "theirs" / "weights"
     weights.parent.mkdir()
     weights.write_text("")
-    name = registry.standing("ab12").name
+    name = registry.alias_state("ab12").name
     client_of(registry).create_model_version(name, weights.parent.as_uri())
     assert registry.retire("ab12", 1) == [1, 2]
     assert [version.number for version in registry.versions("ab12")] == [3, 4]
@@ -208,12 +212,12 @@ def test_what_a_person_made_a_version_keeps_its_files(registry: Registry, tmp_pa
 
 @pytest.mark.parametrize("dying", ["delete_logged_model", "delete_model_version"])
 @pytest.mark.parametrize("through", [True, False])
-def test_a_version_that_was_half_retired_is_retired_whole(
+def test_an_interrupted_retirement_is_completed(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, dying: str, through: bool
 ) -> None:
     gone = artefact(registry, registered(registry)[0], 1)
     client = client_of(registry)
-    model = client.get_model_version(registry.standing("ab12").name, "1").tags[LOGGED_TAG]
+    model = client.get_model_version(registry.alias_state("ab12").name, "1").tags[LOGGED_TAG]
     delete = getattr(registry._client, dying)
 
     def killed(*args: object) -> None:
@@ -231,7 +235,7 @@ def test_a_version_that_was_half_retired_is_retired_whole(
         client.get_logged_model(model)
 
 
-def test_who_never_was_champion_is_retired_first_and_the_champion_before_never(
+def test_former_champions_are_retired_last_and_the_previous_one_never(
     registry: Registry,
 ) -> None:
     registered(registry, 5)
@@ -243,7 +247,7 @@ def test_who_never_was_champion_is_retired_first_and_the_champion_before_never(
     assert registry.find(random_policy(9, scope="ab12")) is None
 
 
-def test_the_same_policy_is_one_version(registry: Registry) -> None:
+def test_equal_policies_are_one_version(registry: Registry) -> None:
     policy = random_policy(scope="ab12")
     assert registry.register(policy) == registry.register(replace(policy, version=7)) == 1
     published = replace(policy, version=1, publication=9, role="trial")
@@ -258,7 +262,7 @@ STEPS = (
 
 
 @pytest.mark.parametrize("dying", STEPS)
-def test_a_kill_on_the_way_leaves_no_version_without_its_artefact(
+def test_a_kill_leaves_no_version_without_its_artifact(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, dying: str
 ) -> None:
     policy = random_policy(scope="ab12")
@@ -276,11 +280,13 @@ def test_a_kill_on_the_way_leaves_no_version_without_its_artefact(
     assert len(registry.versions("ab12")) == version == 1
 
 
-def test_models_are_read_page_by_page(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_listed_page_by_page(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(versions, "PAGE", 3)
     for number in range(8):
         client_of(registry).create_registered_model(f"{registry.prefix}s{number}")
-    assert sorted(registry.standings()) == [f"s{number}" for number in range(8)]
+    assert sorted(registry.alias_states()) == [f"s{number}" for number in range(8)]
 
 
 def test_two_deployments_share_a_server(registry: Registry) -> None:
@@ -288,12 +294,12 @@ def test_two_deployments_share_a_server(registry: Registry) -> None:
     other = Registry(registry.tracking_uri, "stagingX")
     for each, scope in ((registry, "a"), (staging, "b"), (other, "c")):
         each.register(random_policy(scope=scope))
-    found = [set(each.standings()) for each in (registry, staging, other)]
+    found = [set(each.alias_states()) for each in (registry, staging, other)]
     assert found == [{"a"}, {"b"}, {"c"}]
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "swap"])
-def test_a_tampered_artefact_is_refused(registry: Registry, harm: str) -> None:
+def test_a_tampered_artifact_is_refused(registry: Registry, harm: str) -> None:
     policy = random_policy(scope="ab12")
     version = registry.register(policy)
     registry.move("ab12", "champion", version)
@@ -313,12 +319,12 @@ def test_a_tampered_artefact_is_refused(registry: Registry, harm: str) -> None:
         champion_of(registry, "ab12")
 
 
-def test_what_cannot_be_found_is_one_sentence(registry: Registry) -> None:
+def test_missing_models_are_reported_in_one_sentence(registry: Registry) -> None:
     registered(registry, 1)
     for ask in (
         lambda: registry.load("ab12", 9),
-        lambda: registry.standing("cd34"),
-        lambda: registry.move_over("ab12", "champion", None, 9, "l", ""),
+        lambda: registry.alias_state("cd34"),
+        lambda: registry.move_from("ab12", "champion", None, 9, "l", ""),
         lambda: registry.move("ab12", "champion", 9),
     ):
         with pytest.raises(RegistryError) as told:
@@ -326,4 +332,4 @@ def test_what_cannot_be_found_is_one_sentence(registry: Registry) -> None:
         assert "\n" not in str(told.value)
     away = Registry("http://127.0.0.1:9")
     with pytest.raises(RegistryError, match="could not list models"):
-        away.standings()
+        away.alias_states()

@@ -17,7 +17,7 @@ from decoder.contracts.features import FEATURES
 from decoder.policy.estimate import estimate
 from decoder.policy.first import first_policy
 from decoder.policy.probes import to_bytes
-from learner.release.registry import Registry, Standing
+from learner.release.registry import AliasState, Registry
 from learner.release.registry.as_logged import read
 from learner.release.registry.runs import code_version
 from tests.conftest import random_policy
@@ -55,7 +55,7 @@ POLICIES = (first_policy(SCOPE), random_policy(scope=SCOPE), frequency_policy(SC
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=["survival", "payoff", "frequency"])
-def test_a_loaded_version_expects_what_the_policy_expects(here: Registry, policy: Policy) -> None:
+def test_a_loaded_model_predicts_as_the_policy(here: Registry, policy: Policy) -> None:
     here.move(SCOPE, "champion", here.register(policy, tags=SERVED))
     model = mlflow.pyfunc.load_model(f"models:/{NAME}@champion")
     rows, names = drafts(), model.metadata.get_input_schema().input_names()
@@ -79,7 +79,7 @@ def test_a_loaded_version_expects_what_the_policy_expects(here: Registry, policy
     assert by_name["expected"].tolist() == by_order["expected"].tolist()
 
 
-def test_a_damaged_bundle_is_not_believed(tmp_path: Path) -> None:
+def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
     data = bytearray(to_bytes(first_policy(SCOPE)))
     (tmp_path / "sound").write_bytes(data)
     assert read(str(tmp_path / "sound"))[0]["scope"] == SCOPE
@@ -89,27 +89,27 @@ def test_a_damaged_bundle_is_not_believed(tmp_path: Path) -> None:
         read(str(tmp_path / "damaged"))
 
 
-def test_a_model_is_called_after_what_it_serves_and_found_by_its_scope(registry: Registry) -> None:
+def test_a_model_is_named_after_target_and_drafter_and_found_by_scope(registry: Registry) -> None:
     registry.register(random_policy(scope=SCOPE), tags=SERVED)
     again = Registry(registry.tracking_uri)
-    assert again.standing(SCOPE).name == registry.standing(SCOPE).name == NAME
-    assert again.standings() == {SCOPE: Standing(SCOPE)}
+    assert again.alias_state(SCOPE).name == registry.alias_state(SCOPE).name == NAME
+    assert again.alias_states() == {SCOPE: AliasState(SCOPE)}
     twin = SCOPE[:8] + "00000000"  # of the same names, and the same first digits
     assert again.register(random_policy(scope=twin), tags=SERVED) == 1
-    assert again.standing(twin).name == NAME.removesuffix(SCOPE[:8]) + twin
+    assert again.alias_state(twin).name == NAME.removesuffix(SCOPE[:8]) + twin
     without = again.register(random_policy(scope="f" * 16), tags={"target": "org/A B:c"})
     assert without == 1
-    assert again.standing("f" * 16).name == "hvd-payoff-org-a-b-c-no-drafter-ffffffff"
+    assert again.alias_state("f" * 16).name == "hvd-payoff-org-a-b-c-no-drafter-ffffffff"
 
 
-def test_a_model_of_the_old_naming_keeps_its_name(registry: Registry) -> None:
+def test_a_model_with_an_old_name_keeps_it(registry: Registry) -> None:
     client_of(registry).create_registered_model(f"hvd-payoff-{SCOPE}")
     assert registry.register(random_policy(scope=SCOPE), tags=SERVED) == 1
-    assert registry.standing(SCOPE).name == f"hvd-payoff-{SCOPE}"
-    assert set(registry.standings()) == {SCOPE}
+    assert registry.alias_state(SCOPE).name == f"hvd-payoff-{SCOPE}"
+    assert set(registry.alias_states()) == {SCOPE}
 
 
-def test_a_version_says_where_it_comes_from(registry: Registry) -> None:
+def test_a_version_describes_its_origin(registry: Registry) -> None:
     metrics = {"rate_gain": 0.5}
     told = {**SERVED, "origin": "learner", "verdict": "chooses better and is faster"}
     policy = replace(random_policy(scope=SCOPE), provenance={"costs": {"measured": False}})

@@ -10,34 +10,34 @@ from decoder.contracts.bundle import CHAMPION, TRIAL
 from decoder.experiment.effect import WIDTH
 from learner import checkpoint
 from learner.release.comparison import Comparison, Outcome
-from learner.release.registry import Standing
-from learner.release.rollout import EARLY, TRANSITIONS, Event, Rollout, State
+from learner.release.registry import AliasState
+from learner.release.rollout import MAX_EARLY, TRANSITIONS, Event, Rollout, State
 from learner.settings import LearnerSettings
 from tests.learner.release.rounds import rounds
 
 NOW = 1e9
 RULES = LearnerSettings()
-FIVE = Standing("s", champion=5)
+FIVE = AliasState("s", champion=5)
 
 
 def told(rollout: Rollout) -> tuple[str, int, int]:
-    one = rollout.one
+    one = rollout.comparison
     return ("", 0, 0) if one is None else (one.kind, one.version, one.over)
 
 
 def on_trial() -> Rollout:
     rollout = Rollout(champion=5)
     rollout.follow(replace(FIVE, trial=7), NOW)
-    assert rollout.one is not None
-    rollout.one.published(1_000_001, NOW)
+    assert rollout.comparison is not None
+    rollout.comparison.acknowledge(1_000_001, NOW)
     return rollout
 
 
 def played(rollout: Rollout, ratio: float, count: int = 400) -> Rollout:
-    assert rollout.one is not None
-    sides = {TRIAL: (rollout.one.version, ratio), CHAMPION: (rollout.one.over, 1.0)}
+    assert rollout.comparison is not None
+    sides = {TRIAL: (rollout.comparison.version, ratio), CHAMPION: (rollout.comparison.over, 1.0)}
     for each in rounds(count, sides, noise=0.05):
-        rollout.one.take(each, NOW)
+        rollout.comparison.update(each, NOW)
     return rollout
 
 
@@ -50,11 +50,11 @@ def played(rollout: Rollout, ratio: float, count: int = 400) -> Rollout:
         (replace(FIVE, champion=7), "version 7 was made champion", ("watch", 5, 7)),
         (replace(FIVE, trial=6), "version 6 was put on trial", ("trial", 6, 5)),
         (FIVE, "alias trial was taken away", ("", 0, 0)),
-        (Standing("s"), "version 0 was made champion", ("", 0, 0)),
+        (AliasState("s"), "version 0 was made champion", ("", 0, 0)),
     ],
 )
-def test_a_person_may_move_anything_at_any_moment(
-    standing: Standing, why: str, then: tuple[str, int, int]
+def test_a_person_may_move_any_alias_at_any_time(
+    standing: AliasState, why: str, then: tuple[str, int, int]
 ) -> None:
     for decided in (False, True):
         rollout = on_trial()
@@ -66,7 +66,7 @@ def test_a_person_may_move_anything_at_any_moment(
 
 
 @pytest.mark.parametrize("event", Event)
-def test_a_rollout_goes_where_the_table_says_and_nowhere_else(event: Event) -> None:
+def test_a_rollout_follows_its_transition_table(event: Event) -> None:
     decided = on_trial()
     decided.step(Event.DECIDED, Outcome("drop", "slower"))
     for rollout in (Rollout(champion=5), on_trial(), decided):
@@ -80,7 +80,7 @@ def test_a_rollout_goes_where_the_table_says_and_nowhere_else(event: Event) -> N
             continue
         rollout.step(event, Outcome("keep", "so"), begun)
         assert rollout.state is to
-        assert rollout.one is (begun or (None if to is State.IDLE else before.one))
+        assert rollout.comparison is (begun or (None if to is State.IDLE else before.comparison))
         assert (rollout.outcome is not None) == (to is State.ENDING)
 
 
@@ -88,11 +88,14 @@ def test_a_comparison_whose_figures_fail_ends_without_them() -> None:
     rollout = played(on_trial(), 1.1)
     rollout.fail()
     assert rollout.state is State.ENDING and rollout.outcome is not None
-    assert rollout.one is not None and (rollout.one.version, rollout.one.played) == (7, 0)
+    assert rollout.comparison is not None and (
+        rollout.comparison.version,
+        len(rollout.comparison.pairs),
+    ) == (7, 0)
     Rollout().fail()
 
 
-def test_what_alias_trial_names_is_tried_once() -> None:
+def test_a_version_under_alias_trial_is_tried_once() -> None:
     rollout, asked = on_trial(), replace(FIVE, trial=7)
     assert played(rollout, 0.5).decide(RULES)
     rollout.step(Event.CARRIED_OUT, Outcome("drop", "slower"))
@@ -106,18 +109,18 @@ def test_what_alias_trial_names_is_tried_once() -> None:
     assert told(rollout) == ("trial", 7, 5), "nobody has ended it after all"
 
 
-def test_the_last_word_on_a_pin_is_that_it_is_over() -> None:
+def test_the_end_of_a_pin_is_reported() -> None:
     rollout = on_trial()
     rollout.follow(replace(FIVE, trial=7, pinned=3), NOW)
-    assert rollout.said == "version 3 is pinned"
+    assert rollout.summary == "version 3 is pinned"
     for each in (rollout, replace(rollout)):
         each.follow(FIVE, NOW)
-        assert each.said == "version 3 is no longer pinned"
+        assert each.summary == "version 3 is no longer pinned"
         each.follow(replace(FIVE, champion=6), NOW)
-        assert each.said == "version 6 is watched in comparison with version 5"
+        assert each.summary == "version 6 is watched in comparison with version 5"
 
 
-def test_rounds_that_are_read_before_their_trial_is_known_are_its_evidence() -> None:
+def test_early_rounds_count_once_their_trial_is_known() -> None:
     """Of two learners the one that looks at aliases and policies later comes to the same."""
     sides = {TRIAL: (7, 1.1), CHAMPION: (5, 1.0)}
     before = rounds(4, sides, publication=1_000_001, life="0a")  # of an earlier trial
@@ -132,30 +135,30 @@ def test_rounds_that_are_read_before_their_trial_is_known_are_its_evidence() -> 
                 rollout.follow(replace(FIVE, trial=7), NOW)
             if number >= publication:
                 lain = 1_000_004 if number > 24 else lain
-                rollout.published(lain, NOW, 1_000_003)
+                rollout.acknowledge(lain, NOW, 1_000_003)
             if each is not None:
-                rollout.take(each, NOW)
-        assert rollout.one is not None and not rollout.early
-        found.append(rollout.one.pairs.numbers)
+                rollout.update(each, NOW)
+        assert rollout.comparison is not None and not rollout.early
+        found.append(rollout.comparison.pairs.numbers)
     assert len(found[0]) == 20 * 2 * WIDTH and all(each == found[0] for each in found)
 
 
-def test_rounds_without_a_trial_do_not_pile_up() -> None:
+def test_early_rounds_are_bounded() -> None:
     rollout = Rollout(champion=5)
-    for each in rounds(EARLY + 100, {TRIAL: (7, 1.1), CHAMPION: (5, 1.0), "plain": (0, 1.0)}):
-        rollout.take(each, NOW)
-    assert len(rollout.early) == EARLY and rollout.early[-1].number == EARLY + 99
+    for each in rounds(MAX_EARLY + 100, {TRIAL: (7, 1.1), CHAMPION: (5, 1.0), "plain": (0, 1.0)}):
+        rollout.update(each, NOW)
+    assert len(rollout.early) == MAX_EARLY and rollout.early[-1].number == MAX_EARLY + 99
     assert {len(each.blocks) for each in rollout.early} == {2}, "no more than is asked of them"
     for each in rounds(9, {CHAMPION: (5, 1.0), "plain": (0, 1.0)}):
-        rollout.take(each, NOW)
-    assert rollout.early[-1].number == EARLY + 99, "nothing was on trial there"
+        rollout.update(each, NOW)
+    assert rollout.early[-1].number == MAX_EARLY + 99, "nothing was on trial there"
 
 
-def test_a_rollout_goes_on_from_a_snapshot() -> None:
+def test_a_rollout_resumes_from_a_snapshot() -> None:
     rollout, waits = played(on_trial(), 1.1), Rollout()
     rollout.decide(RULES)
     for early in rounds(3, {TRIAL: (7, 1.1), CHAMPION: (5, 1.0)}):
-        waits.take(early, NOW)
+        waits.update(early, NOW)
     for each in (rollout, Rollout(), waits):
         tree = checkpoint.unpack(checkpoint.pack({"scope": each}))
         assert checkpoint.restore(Rollout, tree["scope"]) == each

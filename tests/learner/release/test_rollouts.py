@@ -16,7 +16,7 @@ from decoder.experiment.effect import UNKNOWN, Effect
 from learner import lease
 from learner.release import comparison
 from learner.release.registrations import Registration
-from learner.release.registry import Standing, digest_of
+from learner.release.registry import AliasState, digest_of
 from tests.conftest import until
 from tests.learner.conftest import Clock
 from tests.learner.stage import (
@@ -35,7 +35,7 @@ from tests.learner.stream import SCOPE, consume, produce, reported, step_until, 
 pytestmark = WARNINGS
 
 
-def test_a_candidate_that_is_worse_is_dropped(stage: Stage) -> None:
+def test_a_worse_candidate_is_dropped(stage: Stage) -> None:
     learner = stage.learner(keep_versions=2)
     won(learner)
     produce(stage.kafka, [b"no round", b"", b"[1]", b"\xff" * 50], TRIALS)
@@ -43,7 +43,7 @@ def test_a_candidate_that_is_worse_is_dropped(stage: Stage) -> None:
     told = reported(stage.kafka, learner)
     assert (told.rollout, told.trial_version, told.trial_share) == ("trial", 3, 0.1)
     assert (told.trial_pairs, told.trial_ratio, told.trial_high) == (0, 0.0, 0.0)
-    step_until(learner, lambda: stage.standing == Standing(SCOPE, 1, trial=3))
+    step_until(learner, lambda: stage.standing == AliasState(SCOPE, 1, trial=3))
     work(learner, lambda: not learner.rollouts.busy(SCOPE), stage.workers({3: 0.8}))
     step_until(learner, lambda: on_trial(learner) == 0)
     last = reported(stage.kafka, learner)
@@ -54,12 +54,12 @@ def test_a_candidate_that_is_worse_is_dropped(stage: Stage) -> None:
     assert tags["trial_by"] == learner.lease.holder and tags["trial_at"]
     assert float(tags["trial_high"]) < 1.0 and int(tags["trial_pairs"]) >= 12
     assert "moved_at" not in tags and tags["trial_against"] == "1"
-    assert stage.standing == Standing(SCOPE, champion=1) and is_withdrawn(stage.kafka)
+    assert stage.standing == AliasState(SCOPE, champion=1) and is_withdrawn(stage.kafka)
     assert last.rollout == "" and "slower than the champion" in last.rollout_said
     assert last.rounds_refused == 4 and learner.scopes.loaded[SCOPE].version == 1
 
 
-def test_a_comparison_that_fails_is_given_up_and_ends_nothing_else(
+def test_a_failed_comparison_is_given_up_alone(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(mine: NDArray[np.float64], *_: object) -> Effect:
@@ -80,10 +80,10 @@ def test_a_comparison_that_fails_is_given_up_and_ends_nothing_else(
     assert told["verdicts"] == {"give up": 1}
     assert "a fault of the learner" in str(told["rollout_said"])
     assert "a fault of the learner" in stage.tags(3)["trial_why"]
-    assert stage.standing == Standing(SCOPE, champion=1)
+    assert stage.standing == AliasState(SCOPE, champion=1)
 
 
-def test_one_that_is_faster_is_promoted_and_watched(
+def test_a_faster_candidate_is_promoted_and_watched(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "learner.release.rollouts")
@@ -103,13 +103,13 @@ def test_one_that_is_faster_is_promoted_and_watched(
     assert caplog.text.count("version 3 is watched in comparison with version 1") == 1
 
 
-def test_one_that_is_forced_through_is_rolled_back_though_a_lease_is_lost_in_mid_move(
+def test_a_forced_promotion_is_rolled_back_despite_a_lost_lease(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     learner = stage.learner()
-    for known in (learner.rollouts.of, learner.scopes.loaded):
+    for known in (learner.rollouts.by_scope, learner.scopes.loaded):
         step_until(learner, lambda known=known: SCOPE in known)
-    step_until(learner, lambda: learner.rollouts.of[SCOPE].champion == 1)
+    step_until(learner, lambda: learner.rollouts.by_scope[SCOPE].champion == 1)
     step_until(learner, lambda: learner.scopes.loaded[SCOPE].version == 1)
     stage.registry.move(SCOPE, "champion", 2, "somebody", "it looks good")
     crew = stage.workers({2: 0.8})
@@ -128,7 +128,7 @@ def test_one_that_is_forced_through_is_rolled_back_though_a_lease_is_lost_in_mid
     assert not learner.rollouts.busy(SCOPE)
 
 
-def test_a_persons_move_wins_and_ends_the_trial(stage: Stage) -> None:
+def test_a_person_s_move_ends_the_trial(stage: Stage) -> None:
     learner = stage.learner()
     won(learner)
     crew = stage.workers({3: 1.0}, noise=0.5)
@@ -141,7 +141,7 @@ def test_a_persons_move_wins_and_ends_the_trial(stage: Stage) -> None:
     assert "version 2" in stage.tags(3)["trial_why"]
 
 
-def test_a_learner_that_is_killed_in_mid_trial_goes_on(stage: Stage) -> None:
+def test_a_killed_learner_resumes_its_trial(stage: Stage) -> None:
     learner = stage.learner()
     won(learner)
     crew = stage.workers({3: 1.2}, noise=1.0)
@@ -163,7 +163,7 @@ def test_a_learner_that_is_killed_in_mid_trial_goes_on(stage: Stage) -> None:
     assert crew.shares[0] == (3, 0.1) and stage.tags(3)["trial"] == "promoted"
 
 
-def test_whoever_approves_reads_the_figures_and_moves_the_alias(stage: Stage) -> None:
+def test_with_approval_a_person_moves_the_alias(stage: Stage) -> None:
     learner = stage.learner("approve")
     won(learner)
     crew = stage.workers({3: 1.1})
@@ -179,13 +179,13 @@ def test_whoever_approves_reads_the_figures_and_moves_the_alias(stage: Stage) ->
     assert stage.standing.champion == 3, "a person decides"
 
 
-def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
+def test_a_second_learner_takes_over_a_trial_with_its_evidence(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     one = stage.learner(home="one")
     step_until(one, lambda: one.lease.holds(SCOPE))
     two = stage.learner(home="two")
-    step_until(two, lambda: SCOPE in two.rollouts.of)  # it reads rounds from now on
+    step_until(two, lambda: SCOPE in two.rollouts.by_scope)  # it reads rounds from now on
     won(one)
     won(two)  # it learns the same, and waits
     crew = stage.workers({3: 0.8}, noise=1.0)
@@ -202,25 +202,25 @@ def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
     assert one.lease.holds(SCOPE) and not two.lease.holds(SCOPE)
     clock.now += lease.TTL_SECONDS  # the first is stopped where it stands
     step_until(two, lambda: two.lease.holds(SCOPE))
-    assert len(pairs_of(two)) >= 16 and len(two.registrar.waiting()) == 1
+    assert len(pairs_of(two)) >= 16 and len(two.registrar.pending()) == 1
     crew.noise = 0.02
     work(two, stage.tagged(3, trial="dropped"), crew)
     assert stage.tags(3)["trial_by"] == two.lease.holder
-    step_until(two, lambda: on_trial(two) == 0 and not two.registrar.waiting())
+    step_until(two, lambda: on_trial(two) == 0 and not two.registrar.pending())
     for _ in range(5):
         two.step()
     assert not two.rollouts.busy(SCOPE), "what it would have proposed was tried already"
     stage.registry.move(SCOPE, "champion", 2)
-    step_until(two, lambda: two.publisher.published.term(SCOPE) > 1)
+    step_until(two, lambda: two.publisher.topic.term(SCOPE) > 1)
     # what the first sends when it wakes has another number, and a lower one
     with pytest.raises(BrokerError, match="later term"):
         one.publisher.publish(replace(WINNER, version=2), 1)
-    one.publisher.published.numbers[policy_key(SCOPE, "champion")] = 1_000_002
-    monkeypatch.setattr(one.publisher.published, "read", lambda seconds: True)
+    one.publisher.topic.numbers[policy_key(SCOPE, "champion")] = 1_000_002
+    monkeypatch.setattr(one.publisher.topic, "read", lambda seconds: True)
     late = one.publisher.publish(replace(WINNER, version=2), 1)
-    step_until(two, lambda: two.publisher.published.last(SCOPE) is None)
-    step_until(two, lambda: two.publisher.published.last(SCOPE) is not None)
-    assert two.publisher.published.last(SCOPE).number > late.publication
+    step_until(two, lambda: two.publisher.topic.last(SCOPE) is None)
+    step_until(two, lambda: two.publisher.topic.last(SCOPE) is not None)
+    assert two.publisher.topic.last(SCOPE).number > late.publication
     stop(two)
     # a client that had no answer in time sends the same bytes again, which is no other publication
     values = {record.value for record in consume(stage.kafka, POLICY)} - {None}
@@ -229,7 +229,7 @@ def test_of_two_learners_one_acts_and_the_other_takes_over_with_what_it_saw(
     assert len(numbers) == len(published), "a number stands for two policies"
 
 
-def test_a_trial_is_withdrawn_where_rollouts_are_off(stage: Stage) -> None:
+def test_a_trial_is_withdrawn_when_rollouts_are_off(stage: Stage) -> None:
     learner = stage.learner()
     won(learner)
     step_until(learner, lambda: on_trial(learner) == 3)
@@ -237,6 +237,6 @@ def test_a_trial_is_withdrawn_where_rollouts_are_off(stage: Stage) -> None:
     again = stage.learner("off")
     step_until(again, lambda: on_trial(again) == 3)
     step_until(again, lambda: on_trial(again) == 0)
-    again.registrar.hand(Registration(replace(WINNER, threshold=9.0), against=digest_of(SERVED)))
+    again.registrar.submit(Registration(replace(WINNER, threshold=9.0), against=digest_of(SERVED)))
     step_until(again, lambda: stage.standing.champion == 4)
     stop(again)

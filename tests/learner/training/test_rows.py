@@ -58,7 +58,7 @@ def test_columns_are_those_of_the_events() -> None:
         assert np.array_equal(mine, np.asarray(twin[name], mine.dtype), equal_nan=True), name
 
 
-def test_drafts_of_a_side_with_limits_of_its_own_are_no_rows() -> None:
+def test_drafts_of_variants_with_other_limits_are_no_training_rows() -> None:
     sides = ["", CHAMPION, TRIAL, FIRST, SUFFIX, "of a later version"]
     events = [e._replace(side=side) for e, side in zip(EVENTS, sides, strict=False)]
     batch = decode_batch(encode_events([PLAIN, *events], Origin("s", "w", "1f"), 0))
@@ -67,13 +67,13 @@ def test_drafts_of_a_side_with_limits_of_its_own_are_no_rows() -> None:
     assert len(from_events(events_of(batch))) == len(rows) == 4
 
 
-def test_whoever_is_shown_the_workers_own_drafts_is_learned_from() -> None:
+def test_variants_with_the_worker_s_own_drafts_are_trained_on() -> None:
     shown = {name: side.draft_source for name, side in STOCK.items()}
     for name in (CHAMPION, TRIAL, *HOLDOUT_VARIANTS):
         assert (name in OWN_DRAFTS) == (shown.get(name, "worker") == "worker"), name
 
 
-def test_what_a_worker_tells_of_compared_sides_is_learned_from_by_its_own_limits() -> None:
+def test_compared_variants_are_trained_on_within_the_worker_s_limits() -> None:
     router = playing((SUFFIX,))
     decode(router, 30)
     sink = router.kept
@@ -103,7 +103,7 @@ def filled(capacity: int, rows: Rows = ROWS) -> Buffer:
 
 @settings(max_examples=25)
 @given(st.integers(0, 300), st.integers(10, 60))
-def test_keeps_the_newest(n: int, capacity: int) -> None:
+def test_the_buffer_keeps_the_newest_rows(n: int, capacity: int) -> None:
     buffer = filled(capacity, ROWS.take(np.arange(n)))
     held = min(n, capacity)
     assert buffer.total == n and len(buffer) == held
@@ -111,7 +111,7 @@ def test_keeps_the_newest(n: int, capacity: int) -> None:
     assert same(buffer.recent(7), ROWS.take(np.arange(n - min(held, 7), n)))
 
 
-def test_goes_on_in_any_size() -> None:
+def test_the_buffer_resumes_in_any_capacity() -> None:
     buffer = filled(120)
     for capacity in (120, 60, 500):
         again = Buffer(capacity, buffer.recent(120), buffer.total)
@@ -122,7 +122,7 @@ def test_goes_on_in_any_size() -> None:
         assert same(again.recent(5), ROWS.take(np.arange(5)))
 
 
-def test_clocks_apart_change_nothing_of_how_many_are_learned_from() -> None:
+def test_sampling_is_independent_of_workers_clocks() -> None:
     """Two workers with five hundred drafts a second each, whose clocks are two seconds apart."""
     shares, kept = HeadSampler(100.0), []
     events = Traffic(seed=3).events(100, each=5)
@@ -145,7 +145,7 @@ def test_clocks_apart_change_nothing_of_how_many_are_learned_from() -> None:
     assert kept[0] == 1_000 and 25.0 <= sum(kept[15:]) / 15 <= 110.0
 
 
-def test_the_share_follows_what_comes_live_and_is_the_holders() -> None:
+def test_the_sampling_rate_follows_live_arrivals_and_the_lease_holder() -> None:
     shares = HeadSampler(100.0, {"mine": 0.25, "theirs": 0.25})
 
     def second(now: float, drafts: int, live: bool = True) -> None:
@@ -163,7 +163,7 @@ def test_the_share_follows_what_comes_live_and_is_the_holders() -> None:
     assert shares["mine"] == 0.5 and "theirs" not in shares and shares["made-up"] > 0.0
 
 
-def test_shares_of_scopes_that_are_made_up_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_rates_of_forged_scopes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("learner.ingest.sampling.MAX_SCOPES", 10)
     shares = HeadSampler(100.0)
     for second in range(20):
@@ -171,7 +171,7 @@ def test_shares_of_scopes_that_are_made_up_are_bounded(monkeypatch: pytest.Monke
     assert len(shares) == 10 and shares["theirs"] == 0.25
 
 
-def test_where_reading_falls_ever_further_behind_less_is_learned_from() -> None:
+def test_a_growing_lag_lowers_the_sampling_rate() -> None:
     shares = HeadSampler(100.0)
     for now in range(60):
         shares.count("s", 8_000)
@@ -183,7 +183,7 @@ def test_where_reading_falls_ever_further_behind_less_is_learned_from() -> None:
     assert shares["s"] <= 100.0 / 8_000
 
 
-def test_gaps_and_duplicates_are_counted_for_each_life_and_partition() -> None:
+def test_gaps_and_duplicates_are_counted_by_incarnation_and_partition() -> None:
     read = Sequences()
     for life, partition, sequence in (
         ("a", 0, 5), ("a", 0, 6), ("b", 0, 0), ("a", 1, 0), ("a", 0, 6), ("a", 0, 9), ("b", 0, 1),
@@ -198,7 +198,7 @@ def test_gaps_and_duplicates_are_counted_for_each_life_and_partition() -> None:
     assert (again.missing, again.duplicates) == (4, 3)
 
 
-def test_lives_not_heard_of_for_long_are_forgotten(monkeypatch) -> None:
+def test_the_oldest_incarnations_are_forgotten(monkeypatch) -> None:
     monkeypatch.setattr(sequences, "MAX_INCARNATIONS", 3)
     read = Sequences()
     for number in range(10):
@@ -206,7 +206,7 @@ def test_lives_not_heard_of_for_long_are_forgotten(monkeypatch) -> None:
     assert [*read.came] == ["life-7", "life-8", "life-9"]
 
 
-def test_a_life_counts_once_however_many_partitions_it_writes(
+def test_an_incarnation_counts_once_for_all_its_partitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sequences, "MAX_INCARNATIONS", 3)
@@ -218,7 +218,7 @@ def test_a_life_counts_once_however_many_partitions_it_writes(
     assert [len(places) for places in read.came.values()] == [20, 20, 20]
 
 
-def test_a_number_from_far_ahead_silences_nobody_however_often_one_is_forged() -> None:
+def test_forged_numbers_far_ahead_suppress_nothing() -> None:
     read = Sequences()
     for sequence in range(100):
         assert read.admit("a", 0, sequence)
@@ -229,7 +229,7 @@ def test_a_number_from_far_ahead_silences_nobody_however_often_one_is_forged() -
 
 
 @pytest.mark.parametrize("every", [3, 50])
-def test_a_topic_that_is_read_again_is_known_whole_however_many_records_were_lost(
+def test_a_topic_read_again_is_recognised_despite_lost_records(
     every: int,
 ) -> None:
     read = Sequences()
@@ -240,7 +240,7 @@ def test_a_topic_that_is_read_again_is_known_whole_however_many_records_were_los
     assert len(read.came["a"][0]) <= sequences.MAX_RUNS
 
 
-def test_who_forges_numbers_near_those_of_a_life_silences_few_of_its_records() -> None:
+def test_forged_numbers_nearby_suppress_few_records() -> None:
     read, silenced, forged = Sequences(), 0, 0
     for number in range(2_000):
         silenced += not read.admit("a", 0, number)

@@ -39,7 +39,7 @@ def loss(trainer: train.Trainer, rows: Rows) -> float:
 
 
 @BOTH
-def test_what_is_served_is_what_was_trained(kind: Kind) -> None:
+def test_the_exported_policy_equals_the_trained_network(kind: Kind) -> None:
     """``decoder.policy`` computes what torch's module does, of each of several networks."""
     trainer = train.start(kind, train.normaliser(ROWS.features), networks=2)
     train.update(trainer, ROWS.take(np.arange(768)), 128)
@@ -56,14 +56,14 @@ def test_what_is_served_is_what_was_trained(kind: Kind) -> None:
     assert np.array_equal(predict(policy, ROWS.features), kept), "what is exported stands still"
 
 
-def test_fit_learns_and_repeats() -> None:
+def test_fit_learns_and_is_reproducible() -> None:
     one, again, begun = trained(epochs=8), trained(epochs=8), trained(epochs=1)
     assert loss(one, ROWS) < 0.5 * loss(begun, ROWS)
     assert np.array_equal(served(one), served(again))
 
 
 @BOTH
-def test_networks_side_by_side_learn_as_each_would_by_itself(kind: Kind) -> None:
+def test_batched_networks_learn_as_single_ones(kind: Kind) -> None:
     normal = train.normaliser(ROWS.features)
     alone = [train.start(kind, normal) for _ in range(2)]
     both = train.start(kind, normal, networks=2)
@@ -77,7 +77,7 @@ def test_networks_side_by_side_learn_as_each_would_by_itself(kind: Kind) -> None
 
 
 @BOTH
-def test_training_goes_on_from_a_checkpoint_as_if_there_had_been_none(kind: Kind) -> None:
+def test_training_resumes_exactly_from_a_checkpoint(kind: Kind) -> None:
     trainer = train.start(kind, train.normaliser(ROWS.features), networks=2)
     train.update(trainer, ROWS.take(np.arange(512)), 128)
     told = checkpoint.unpack(checkpoint.pack({"trainer": trainer}))
@@ -92,7 +92,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_there_had_been_none(kind: Kind
 
 
 @BOTH
-def test_absurd_drafts_do_not_end_the_learning(kind: Kind) -> None:
+def test_absurd_drafts_do_not_stop_training(kind: Kind) -> None:
     trainer = trained(kind, epochs=5)
     before = loss(trainer, ROWS)
     batch = ROWS.take(np.arange(128))
@@ -106,7 +106,7 @@ def test_absurd_drafts_do_not_end_the_learning(kind: Kind) -> None:
     assert loss(trainer, ROWS) < 1.2 * before + 0.05
 
 
-def test_training_keeps_to_one_thread() -> None:
+def test_training_uses_one_thread() -> None:
     trainer, counted = trained(), list[int]()
     trainer.network.register_forward_hook(lambda *_: counted.append(torch.get_num_threads()))
     before = torch.get_num_threads()
@@ -156,7 +156,7 @@ def test_a_censored_label_is_a_lower_bound(output: float, bound: float) -> None:
 
 
 @BOTH
-def test_a_prediction_that_is_no_number_scores_worst(kind: Kind) -> None:
+def test_a_nan_prediction_scores_worst(kind: Kind) -> None:
     width = BUCKETS if kind == "survival" else 1
     outputs = torch.full((1, width), float("nan"))
     assert scores(kind, outputs, tensors(labels_of(ROWS.take(np.arange(1))))).tolist() == [WORST]
@@ -192,7 +192,7 @@ def test_precision_recall_and_error_are_the_papers() -> None:
     assert skill_of(COUNTING, SIX.take(np.arange(0))).figures() == dict.fromkeys(FIGURES, 0.0)
 
 
-def test_figures_are_of_the_newest_drafts_alone() -> None:
+def test_figures_cover_the_newest_drafts_only() -> None:
     whole = joined([ROWS] * 2)
     rolling, newest = Skill(WINDOW), Skill()
     for first in range(0, len(whole), 64):
@@ -201,7 +201,7 @@ def test_figures_are_of_the_newest_drafts_alone() -> None:
     assert rolling.figures() == pytest.approx(newest.figures())
 
 
-def test_a_versions_curves_end_where_its_figures_are() -> None:
+def test_curves_end_at_the_figures() -> None:
     found = curves({"": COUNTING, "champion_": COUNTING}, ROWS)
     assert found["mae"] == found["champion_mae"] and len(found["mae"]) == 32
     last = {name: found[name][-1] for name in FIGURES}

@@ -15,7 +15,7 @@ from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.errors import ModelError, PolicyRefused, RegistryError
 from decoder.policy.first import SHIPPED
 from decoder.policy.probes import to_bytes
-from learner.release.registry import Registry, Standing
+from learner.release.registry import AliasState, Registry
 from pipelines.cli import app
 from pipelines.demo.run import promote
 from pipelines.policy import command
@@ -89,7 +89,7 @@ def test_what_is_promoted_is_rolled_back_as_often_as_it_is_asked_for(held: Regis
         hvd("promote", "3")
     said = hvd("promote", "3", "--force", "--why", "I want to see it")
     assert "champion went from version 2 to version 3" in said
-    assert held.standing(SCOPE).champion == 3
+    assert held.alias_state(SCOPE).champion == 3
     assert (read("rollback")["to"], read("rollback")["to"]) == (2, 1)
     with pytest.raises(RegistryError, match="nothing was champion before version 1"):
         hvd("rollback")
@@ -115,7 +115,7 @@ def test_a_pin_goes_before_the_champion_until_it_ends(held: Registry) -> None:
     assert read("unpin")["served"] == 2
     with pytest.raises(RegistryError, match="has alias pinned"):
         hvd("unpin")
-    assert held.standing(SCOPE) == Standing(SCOPE, champion=2)
+    assert held.alias_state(SCOPE) == AliasState(SCOPE, champion=2)
     assert read("rollback")["to"] == 1, "what was pinned was no champion"
 
 
@@ -137,13 +137,13 @@ def test_a_file_is_registered_and_promoted_by_force_alone(held: Registry, tmp_pa
         hvd("promote", str(bundle), "--force")
     with pytest.raises(ModelError, match="cannot be read: No such file"):
         load_policy(tmp_path / "none.safetensors")
-    assert held.standing(SCOPE).champion == 5
+    assert held.alias_state(SCOPE).champion == 5
 
 
 def test_the_mistake_of_a_demo_is_a_champion_that_drafts_nothing(
     held: Registry, tmp_path: Path
 ) -> None:
-    assert promote(held.tracking_uri, SCOPE, tmp_path) == held.standing(SCOPE).served == 4
+    assert promote(held.tracking_uri, SCOPE, tmp_path) == held.alias_state(SCOPE).served == 4
     policy = held.load(SCOPE, 4)
     assert policy.use_model is False and policy.threshold > 512
 
@@ -154,7 +154,7 @@ def test_an_unusable_version_is_not_promoted_even_by_force(held: Registry) -> No
     for move in (("promote", "3", "--force"), ("pin", "3")):
         with pytest.raises(RegistryError, match="version 3 is unusable"):
             hvd(*move)
-    assert held.standing(SCOPE) == Standing(SCOPE, champion=2)
+    assert held.alias_state(SCOPE) == AliasState(SCOPE, champion=2)
 
 
 def test_before_the_first_policy_it_says_what_brings_it(
@@ -187,4 +187,4 @@ def test_what_mlflow_does_itself_is_done_as_the_page_says(
     exec(code)
     said = capsys.readouterr().out
     assert "won" in said and "rate_gain" in said and "moved." in said
-    assert held.standing(SCOPE) == Standing(SCOPE, champion=2)
+    assert held.alias_state(SCOPE) == AliasState(SCOPE, champion=2)

@@ -25,7 +25,7 @@ from learner.ingest.dead_letters import DeadLetters
 from learner.ingest.source import Fetched
 from learner.intake import Intake
 from learner.lease import Lease
-from learner.release.publish import PolicyPublisher
+from learner.release.publisher import PolicyPublisher
 from learner.status import StatusProducer
 from learner.topics import ensure_topics
 from tests.conftest import until
@@ -92,7 +92,7 @@ def of_intake(kafka: KafkaSettings) -> None:
 def of_learner(kafka: KafkaSettings) -> None:
     """A lease, a policy and the end of another, a dead letter, and a status."""
     lease = Lease(kafka, "learner")
-    until(lambda: lease.turn({"scope": 0}) or lease.holds("scope"))
+    until(lambda: lease.renew({"scope": 0}) or lease.holds("scope"))
     lease.close()
     publisher = PolicyPublisher(kafka)
     publisher.publish(first_policy("scope"), 1)

@@ -1,4 +1,4 @@
-"""What the registry says of a scope and of a version, and what a policy is known by."""
+"""Aliases and versions as the registry reports them, and the digest of a policy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from decoder.contracts.bundle import ROLES, Policy, metadata_of, pack
 
 SCOPE_TAG: Final = "scope"
 LOGGED_TAG: Final = "model_id"
-"""The logged model that a version is; MLflow's own stores do not keep which."""
+"""Id of a version's logged model, which MLflow's own stores do not keep."""
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A scope in the registry: the versions that its aliases name.
+class AliasState:
+    """Versions named by the aliases of a scope.
 
-    ``champion`` and ``pinned`` decide what is served, ``trial`` is what a person wants compared
-    with it. ``name`` is the registered model's, ``tags`` are its tags.
+    ``champion`` and ``pinned`` decide what is served; ``trial`` is compared with it. ``name`` and
+    ``tags`` are the registered model's.
     """
 
     scope: str
@@ -38,7 +38,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Version:
-    """A version and what MLflow holds of it; ``created`` is in seconds since the epoch."""
+    """A model version; ``created`` is in seconds since the epoch."""
 
     number: int
     created: float
@@ -50,16 +50,16 @@ class Version:
 
 
 def digest_of(policy: Policy) -> str:
-    """What a policy is known by, whatever version, publication or role it has been given."""
+    """Digest of a policy, regardless of version, publication and role."""
     plain = replace(policy, version=0, publication=0, role=ROLES[0], share=0.0)
     bundle = pack(plain, np.zeros(len(plain.probe_inputs), np.float32))
     return metadata_of(bundle)["digest"]
 
 
-def standing_of(model: Any, prefix: str) -> Standing:
-    """What MLflow's registered ``model``, whose name begins with ``prefix``, says of its scope."""
+def alias_state_of(model: Any, prefix: str) -> AliasState:
+    """Aliases of MLflow's registered ``model``, whose name starts with ``prefix``."""
     named = {alias: int(version) for alias, version in model.aliases.items()}
-    return Standing(
+    return AliasState(
         scope=model.tags.get(SCOPE_TAG) or model.name.removeprefix(prefix),
         champion=named.get("champion"),
         pinned=named.get("pinned"),
@@ -70,7 +70,7 @@ def standing_of(model: Any, prefix: str) -> Standing:
 
 
 def version_of(record: Any, aliases: Mapping[str, Any]) -> Version:
-    """MLflow's model version ``held``, of a model with ``aliases``."""
+    """MLflow's model version ``record``, of a model with ``aliases``."""
     number = int(record.version)
     return Version(
         number=number,
