@@ -11,9 +11,9 @@ import pytest
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy, frequency_policy
 from decoder.contracts.trials import MAX_GROUPS, MODEL, PLAIN, SUFFIX, Round, decode_round
 from decoder.experiment.block import WARMUP_TOKENS, WINDOW_TOKENS, BlockTotals, StepOutcome
-from decoder.experiment.effect import FEWEST, UNKNOWN, Effect, effect, effect_of
 from decoder.experiment.interleaver import MAX_CLUSTER_ROUNDS, MAX_PENDING_ROUNDS, Interleaver
 from decoder.experiment.variants import OUTSIDE, STOCK, Variant
+from learner.evaluation.effect import FEWEST, UNKNOWN, Effect, effect, effect_of
 
 CHAMPION_POLICY = replace(frequency_policy("s"), version=3, publication=8)
 FIRST_POLICY = replace(frequency_policy("s"), role=FIRST)
