@@ -3,29 +3,31 @@
 ::
 
     engine = ReferenceEngine.load("model", "drafter")
-    session = Session(engine, Method("frequency", frequency_policy("", 4.0)))
-    generation = session.generate(prompt_ids, max_tokens=128)
+    cache, policy = SuffixCache(engine.settings), frequency_policy("", 4.0)
+    router = DraftRouter(cache, policy, engine.token_classes, Sink(None), model_len=4)
+    generation = Session(engine, router, draft_tokens=4).generate(prompt_ids, max_tokens=128)
 
-Every method runs through the same :class:`~decoder.core.router.DraftRouter` as in vLLM, so its
-decisions, labels and events are those of production. A cycle is: choose, draft, verify, accept,
-observe.
+The :class:`~decoder.core.router.DraftRouter` is that of vLLM, so decisions, labels and events are
+those of production.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.utils.logging import disable_progress_bar
 
 from decoder.contracts.errors import ModelError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.payoff.token_classes import token_classes_of
 from decoder.drafting.eagle3 import Eagle3Head, load_head
 from decoder.engines.reference.drafter import Drafter
-from decoder.engines.reference.method import Method
 from decoder.engines.reference.target import Target
 from decoder.settings import WorkerSettings
 
@@ -45,6 +47,8 @@ class ReferenceEngine:
     ) -> None:
         self.target = Target(model, head.config.aux_layers if head else ())
         self.head = head.to(self.target.device, model.dtype) if head else None
+        self.new_cache: Callable[[], Any] = DynamicCache
+        """Makes a request's KV cache."""
         self.tokenizer = tokenizer
         self.stop_ids = stop_ids
         self.max_model_len = max_model_len or int(model.config.max_position_embeddings)
@@ -73,9 +77,6 @@ class ReferenceEngine:
         Raises:
             ModelError: a model is missing, or the head does not fit the target.
         """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar
-
         disable_progress_bar()
         try:
             target = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
@@ -100,11 +101,9 @@ class ReferenceEngine:
             settings=settings,
         )
 
-    def drafter(self, method: Method) -> Drafter | None:
-        """The model drafter of a new request; None without a model arm."""
-        if not method.model or self.head is None:
-            return None
-        return Drafter(self.head, self.target.embedding, method.longest(self.settings))
+    def drafter(self, length: int) -> Drafter | None:
+        """The model drafter of a new request, for chains of ``length`` tokens; None for 0."""
+        return Drafter(self.head, self.target.embedding, length) if length and self.head else None
 
     def clock(self) -> float:
         """Seconds, after all work queued on the device is done."""
