@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-
-from decoder.drafting.eagle3 import KV, Eagle3Head
 
 
 class Drafter:
@@ -15,9 +15,10 @@ class Drafter:
     The cache is the same as with one pass a cycle (vLLM's drafting of zero tokens), for less time.
     """
 
-    def __init__(self, head: Eagle3Head, embedding: nn.Module, length: int) -> None:
+    def __init__(self, head: Any, embedding: nn.Module, length: int) -> None:
+        """``head`` is an EAGLE3 head, with ``extend`` and ``chain`` (``pipelines.lab.drafter``)."""
         self._head, self._embedding, self._length = head, embedding, length
-        self._past: KV | None = None
+        self._past: Any = None  # the head's keys and values
         self._hidden: Tensor | None = None
         self._tokens: list[int] = []
         self._aux: list[Tensor] = []
@@ -27,7 +28,7 @@ class Drafter:
         self._tokens += tokens
         self._aux.append(aux)
 
-    def catch_up(self) -> tuple[Tensor, KV]:
+    def catch_up(self) -> tuple[Tensor, Any]:
         """Prefill the added positions; returns the last state and the cache of all positions."""
         if self._tokens:
             tokens = torch.tensor(self._tokens, device=self._aux[0].device)
@@ -41,4 +42,5 @@ class Drafter:
     def draft(self, room: int) -> list[int]:
         """A draft of at most ``room`` > 0 tokens."""
         hidden, past = self.catch_up()
-        return self._head.chain(self._embedding, hidden, past, min(self._length, room))
+        chain = self._head.chain(self._embedding, hidden, past, min(self._length, room))
+        return list[int](chain)

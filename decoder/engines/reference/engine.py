@@ -2,7 +2,7 @@
 
 ::
 
-    engine = ReferenceEngine.load("model", "drafter")
+    engine = ReferenceEngine.load("model", head_at("drafter"))  # pipelines.lab.drafter.head
     session = Session(engine, Method("frequency", frequency_policy("", 4.0)))
     generation = session.generate(prompt_ids, max_tokens=128)
 
@@ -14,6 +14,7 @@ observe.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ import torch
 from decoder.contracts.errors import ModelError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.payoff.token_classes import token_classes_of
-from decoder.drafting.eagle3 import Eagle3Head, load_head
 from decoder.engines.reference.drafter import Drafter
 from decoder.engines.reference.method import Method
 from decoder.engines.reference.target import Target
@@ -36,7 +36,7 @@ class ReferenceEngine:
     def __init__(
         self,
         model: Any,
-        head: Eagle3Head | None = None,
+        head: Any = None,
         *,
         tokenizer: Any = None,
         stop_ids: frozenset[int] = frozenset(),
@@ -58,16 +58,17 @@ class ReferenceEngine:
     def load(
         cls,
         model: str | Path,
-        drafter: str | Path | None = None,
+        read_head: Callable[[Any], Any] | None = None,
         *,
         dtype: str = "float32",
         device: str = "cpu",
         settings: WorkerSettings | None = None,
         max_model_len: int | None = None,
     ) -> ReferenceEngine:
-        """Load a target and, if named, its EAGLE3 head: directories or hub names.
+        """Load a target, a directory or a hub name.
 
         Args:
+            read_head: loads the EAGLE3 head for the target's configuration; None for no drafter.
             dtype: name of a torch dtype.
 
         Raises:
@@ -82,18 +83,9 @@ class ReferenceEngine:
             tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError) as error:
             raise ModelError(f"no target model can be read from {model}: {error}") from error
-        target = target.to(device)
-        head = None
-        if drafter is not None:
-            head = load_head(
-                _local(drafter),
-                hidden_size=target.config.hidden_size,
-                vocab_size=target.config.vocab_size,
-                layers=target.config.num_hidden_layers,
-            )
         return cls(
-            target,
-            head,
+            target.to(device),
+            read_head(target.config) if read_head is not None else None,
             tokenizer=tokenizer,
             stop_ids=_stop_ids(target, tokenizer),
             max_model_len=max_model_len,
@@ -118,18 +110,3 @@ def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = configured if isinstance(configured, list) else [configured]
     return frozenset(int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None)
-
-
-def _local(name: str | Path) -> Path:
-    """The directory of a checkpoint; a hub name is downloaded."""
-    if Path(name).is_dir():
-        return Path(name)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(str(name)))
-    except (OSError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise ModelError(
-            f"drafter {name} is no directory and cannot be fetched from the hub: {error}"
-        ) from error

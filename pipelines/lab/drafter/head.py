@@ -10,15 +10,16 @@ one checkpoint works in both. The head uses the target's embeddings and stores n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder.contracts.errors import ModelError
-from decoder.drafting.eagle3_checkpoint import HeadConfig, read_checkpoint
+from pipelines.lab.drafter.checkpoint import HeadConfig, read_checkpoint
 
 
 class KV(NamedTuple):
@@ -247,3 +248,31 @@ def load_head(
     except RuntimeError as error:
         raise ModelError(f"drafter {path} does not have the EAGLE3 layout: {error}") from error
     return head.eval()
+
+
+def head_at(name: str | Path | None) -> Callable[[Any], Eagle3Head] | None:
+    """Loads the head ``name``, a directory or a hub name, for a target's configuration; None for
+    None. The function raises as :func:`load_head`."""
+    if name is None:
+        return None
+    return lambda target: load_head(
+        _local(name),
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        layers=target.num_hidden_layers,
+    )
+
+
+def _local(name: str | Path) -> Path:
+    """The directory of a checkpoint; a hub name is downloaded."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(name)))
+    except (OSError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise ModelError(
+            f"drafter {name} is no directory and cannot be fetched from the hub: {error}"
+        ) from error
