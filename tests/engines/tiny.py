@@ -14,10 +14,10 @@ from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.core.choice import choose
 from decoder.core.costs import LiveCosts
-from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
+from pipelines.lab.drafter.head import Eagle3Head, HeadConfig
 from pipelines.replay.method import Method
 from pipelines.replay.rivals import METHODS, method
 from tests.events import KeepingLog

@@ -2,7 +2,7 @@
 
 ::
 
-    engine = ReferenceEngine.load("model", "drafter")
+    engine = ReferenceEngine.load("model", head_at("drafter"))  # pipelines.lab.drafter.head
     cache, policy = SuffixCache(engine.settings), frequency_policy("", 4.0)
     router = DraftRouter(cache, policy, engine.token_classes, Sink(None), model_len=4)
     generation = Session(engine, router, draft_tokens=4).generate(prompt_ids, max_tokens=128)
@@ -26,8 +26,6 @@ from transformers.utils.logging import disable_progress_bar
 from decoder.contracts.errors import ModelError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.payoff.token_classes import token_classes_of
-from decoder.drafting.eagle3 import Eagle3Head, load_head
-from decoder.engines.reference.drafter import Drafter
 from decoder.engines.reference.target import Target
 from decoder.settings import WorkerSettings
 
@@ -38,7 +36,7 @@ class ReferenceEngine:
     def __init__(
         self,
         model: Any,
-        head: Eagle3Head | None = None,
+        head: Any = None,
         *,
         tokenizer: Any = None,
         stop_ids: frozenset[int] = frozenset(),
@@ -62,16 +60,17 @@ class ReferenceEngine:
     def load(
         cls,
         model: str | Path,
-        drafter: str | Path | None = None,
+        read_head: Callable[[Any], Any] | None = None,
         *,
         dtype: str = "float32",
         device: str = "cpu",
         settings: WorkerSettings | None = None,
         max_model_len: int | None = None,
     ) -> ReferenceEngine:
-        """Load a target and, if named, its EAGLE3 head: directories or hub names.
+        """Load a target, a directory or a hub name.
 
         Args:
+            read_head: loads the EAGLE3 head for the target's configuration; None for no drafter.
             dtype: name of a torch dtype.
 
         Raises:
@@ -83,27 +82,18 @@ class ReferenceEngine:
             tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError) as error:
             raise ModelError(f"no target model can be read from {model}: {error}") from error
-        target = target.to(device)
-        head = None
-        if drafter is not None:
-            head = load_head(
-                _local(drafter),
-                hidden_size=target.config.hidden_size,
-                vocab_size=target.config.vocab_size,
-                layers=target.config.num_hidden_layers,
-            )
         return cls(
-            target,
-            head,
+            target.to(device),
+            read_head(target.config) if read_head is not None else None,
             tokenizer=tokenizer,
             stop_ids=_stop_ids(target, tokenizer),
             max_model_len=max_model_len,
             settings=settings,
         )
 
-    def drafter(self, length: int) -> Drafter | None:
+    def drafter(self, length: int) -> Any:
         """The model drafter of a new request, for chains of ``length`` tokens; None for 0."""
-        return Drafter(self.head, self.target.embedding, length) if length and self.head else None
+        return self.head.drafter(self.target.embedding, length) if length and self.head else None
 
     def clock(self) -> float:
         """Seconds, after all work queued on the device is done."""
@@ -117,18 +107,3 @@ def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = configured if isinstance(configured, list) else [configured]
     return frozenset(int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None)
-
-
-def _local(name: str | Path) -> Path:
-    """The directory of a checkpoint; a hub name is downloaded."""
-    if Path(name).is_dir():
-        return Path(name)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(str(name)))
-    except (OSError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise ModelError(
-            f"drafter {name} is no directory and cannot be fetched from the hub: {error}"
-        ) from error

@@ -189,6 +189,7 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     import torch
 
     from decoder.engines.reference.engine import ReferenceEngine
+    from pipelines.lab.drafter.head import head_at
     from pipelines.lab.packed import pack
 
     if named.threads is not None:
@@ -211,7 +212,7 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
             f"hybrid:{k}" if k else "hybrid": methods.describe(p) for k, p in policies.items()
         },
     }
-    engine = ReferenceEngine.load(found.model, found.drafter, dtype=named.dtype)
+    engine = ReferenceEngine.load(found.model, head_at(found.drafter), dtype=named.dtype)
     pack(engine)
     if named.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from decoder.contracts.errors import EngineError
 from decoder.drafting.drafts import common_prefix
-from decoder.drafting.eagle3 import KV, Eagle3Head
 from decoder.engines.reference.engine import ReferenceEngine
+from pipelines.lab.drafter.head import KV, Eagle3Head
 
 ROWS: Final = 512
 """Chains run together: their attention scores over 16k positions stay below a gigabyte."""

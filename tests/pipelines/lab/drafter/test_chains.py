@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from decoder.contracts.errors import EngineError
-from decoder.engines.reference.drafter import Drafter
 from decoder.engines.reference.engine import ReferenceEngine
 from pipelines.lab.drafter import chains
 from pipelines.lab.drafter.chains import record
+from pipelines.lab.drafter.head import Drafter
 from pipelines.replay.rivals import method
 from tests.engines.tiny import Family, tiny_engine, tiny_prompt
 

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from decoder.contracts.errors import ModelError
-from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
 from decoder.engines.reference.engine import ReferenceEngine
+from pipelines.lab.drafter.head import Eagle3Head, HeadConfig, load_head
 from pipelines.replay.rivals import method
 from tests.engines.tiny import tiny_prompt, tiny_target
 
