@@ -26,7 +26,6 @@ from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
 from decoder.core.requests import Decisions, StepReport
 from decoder.engines.vllm.batch_step import BatchStep
 from decoder.engines.vllm.plan import Plan
-from decoder.engines.vllm.profile import IDLE_SECONDS, NO_PROFILE, WorkerProfile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.request_options import options_of
 from decoder.limited_log import LimitedLog
@@ -67,10 +66,8 @@ class Adapter:
         """Why drafting is disabled; "" while it is not."""
         self.ended: Collection[str] | None = None
         """Requests that ended with the step; None where the step could not be observed."""
-        self.profile: WorkerProfile | None = None
         self._longest, self._limited_log = longest, LimitedLog()
         self._identities = Identities.load(worker.settings) if worker is not None else None
-        self._idle_steps = 0
         self._restarts: Counter[str] = Counter()
         self._under_grammar: set[str] = set()
         self._chosen: tuple[StepReport, list[int]] | None = None
@@ -90,27 +87,12 @@ class Adapter:
             self._under_grammar.discard(name)
         self.time(ours=False)
 
-    def during_step(self, exposed: bool, idle: bool = False) -> None:
+    def during_step(self, exposed: bool) -> None:
         """Do the bookkeeping that the next choice does not need; on a GPU the target runs now.
-
-        Args:
-            exposed: whether the engine waits for it.
-            idle: whether the step has no tokens: vLLM runs one after the last request. A doubtful
-                profile is then continued, ever more rarely: the next request may wait for it.
-        """
+        ``exposed``: whether the engine waits for it."""
         if self.worker is not None:
             with self.suppressing("bookkeeping failed"):
                 self.worker.router.settle(exposed)
-        profile = self.profile
-        if not idle or profile is None or not profile.doubted or self.disabled:
-            return
-        self._idle_steps += 1
-        if self._idle_steps & (self._idle_steps - 1):  # the first, second, fourth, eighth ...
-            return
-        with self.suppressing(NO_PROFILE):
-            costs = profile.take(IDLE_SECONDS)
-            if costs is not None and self.worker is not None:
-                self.worker.router.costs = costs
 
     def decide(self, size: int, step: Callable[[], BatchStep]) -> Plan:
         """Observe the committed tokens of a step, and choose the next drafts of the batch, in its

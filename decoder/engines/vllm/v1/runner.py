@@ -166,8 +166,7 @@ def _execute_model(
         return original(runner, scheduler_output, *args, **kwargs)
     begin_step(adapter, scheduler_output)
     result = original(runner, scheduler_output, *args, **kwargs)
-    idle = not (scheduler_output.total_num_scheduled_tokens or runner.requests)
-    adapter.during_step(exposed=runner.device.type == "cpu", idle=idle)
+    adapter.during_step(exposed=runner.device.type == "cpu")
     return result
 
 

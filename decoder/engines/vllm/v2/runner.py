@@ -94,8 +94,7 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
             self.batch.begin(scheduler_output)
         trimmed = self.batch.trimmed(scheduler_output)
         result = super().execute_model(trimmed, *args, **kwargs)
-        idle = not (scheduler_output.total_num_scheduled_tokens or self.batch.requests)
-        adapter.during_step(exposed=self.device.type == "cpu", idle=idle)
+        adapter.during_step(exposed=self.device.type == "cpu")
         return result
 
     def sample_tokens(self, grammar_output: Any) -> Any:
