@@ -69,11 +69,8 @@ class Network(KafkaNetClient):  # type: ignore[misc]
 
 
 def open_consumer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
-    """A consumer without a group: it commits nothing and creates no topic.
-
-    Args:
-        purpose: part of the client's name, which the broker sees.
-        options: of kafka-python; they replace the defaults here.
+    """A consumer without a group: it commits nothing and creates no topic. The broker sees its
+    ``purpose``; ``options`` of kafka-python replace the defaults here.
 
     Raises:
         KafkaError, OSError: the broker is unreachable.
@@ -184,11 +181,7 @@ def offsets(
     **timeout: int,
 ) -> dict[TopicPartition, int]:
     """Offsets of the partitions ``places`` by ``ask``, a consumer's ``beginning_offsets`` or
-    ``end_offsets``.
-
-    Raises:
-        KafkaError, OSError: the broker is unreachable, or a partition has no leader.
-    """
+    ``end_offsets``; raises AWAY where the broker is unreachable or a partition has no leader."""
     try:
         return ask(places, **timeout)
     except KeyError as error:  # the client (3.0.12) raises it for a partition without an answer

@@ -56,11 +56,7 @@ class Identity:
 
 
 class Identities:
-    """Creates, seals and verifies identities under one key.
-
-    Attributes:
-        refused: requests with an invalid seal.
-    """
+    """Creates, seals and verifies identities under one key; ``refused`` counts invalid seals."""
 
     def __init__(self, key: bytes | None, source: Source) -> None:
         """With ``key`` None a random key is used: then only this object's own seals are valid."""
@@ -72,21 +68,12 @@ class Identities:
 
     @classmethod
     def load(cls, settings: WorkerSettings) -> Identities:
-        """The identities of a worker.
-
-        Raises:
-            SettingsError: see :func:`decoder.tenancy.key.key_of`.
-        """
+        """The identities of a worker; raises as :func:`decoder.tenancy.key.key_of`."""
         return cls(key_of(settings), settings.tenants)
 
     def make(self, caller: str, salt: str, session: str, request: str, claim: str = "") -> Identity:
-        """The identity of a request.
-
-        Args:
-            caller: as named by the API key or the gateway; "" if unknown.
-            claim: the tenant that the client claims, within the caller; ignored unless the
-                settings trust clients.
-        """
+        """The identity of a request of ``caller``, as named by the API key or the gateway, or "".
+        A client's ``claim`` of a tenant is ignored unless the settings trust clients."""
         if claim and self._source == "client":
             caller = f"{caller}{callers.NAMED}{claim}"
         tenant = self._names.of("tenant", caller)
@@ -103,11 +90,8 @@ class Identities:
         return {**dict(zip(NAMES, names, strict=True)), SEAL: self._seal(names)}
 
     def of(self, extra_args: Mapping[str, Any] | None, name: str) -> Identity:
-        """The identity of a request with ``extra_args``; never raises.
-
-        Args:
-            name: the engine's id of the request, used where the middleware gave none.
-        """
+        """The identity of a request with ``extra_args``; never raises. ``name`` is the engine's id
+        of the request, used where the middleware gave none."""
         extra = extra_args or {}
         workload = self._names.workload(str(extra.get("hvd_workload", "")))
         if SEAL in extra:

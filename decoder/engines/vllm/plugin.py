@@ -123,7 +123,7 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
     from decoder.engines.vllm.adapter import Adapter
 
     config, group = runner.vllm_config, get_tp_group()
-    ranks = Ranks(group.rank_in_group, group.world_size, group.cpu_group, runner.max_num_reqs)
+    ranks = Ranks(group.rank_in_group, group.world_size, group.cpu_group)
     has_model = config.speculative_config.method == "eagle3"
     deferred = None
     if has_model and not config.use_v2_model_runner:

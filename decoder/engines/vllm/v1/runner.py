@@ -60,10 +60,8 @@ def begin_step(adapter: Adapter, output: Any) -> None:
     with adapter.suppressing("the drafter could not prefill an ended request"):
         lost = output.finished_req_ids | (output.preempted_req_ids or set())
         deferred.release(lost, active=not adapter.disabled)
-    adapter.time(ours=True)
-    with adapter.suppressing("the drafter could not defer its prefill"):
+    with adapter.own("the drafter could not defer its prefill"):
         deferred.coverage.schedule(output)
-    adapter.time(ours=False)
 
 
 def propose(
@@ -82,10 +80,8 @@ def propose(
     names = list(runner.input_batch.req_ids)
     deferred: DeferredDrafter | None = adapter.deferred
     if deferred is not None and not adapter.disabled:
-        adapter.time(ours=True)
-        with adapter.suppressing("the drafter could not defer its prefill"):
+        with adapter.own("the drafter could not defer its prefill"):
             deferred.admit(names, output.num_scheduled_tokens)
-        adapter.time(ours=False)
     plan = adapter.decide(len(names), lambda: step_of(adapter, runner, names, output, sampled))
     if adapter.disabled:
         return [[] for _ in names]
@@ -99,14 +95,12 @@ def _run_drafter(
     adapter: Adapter, output: Any, plan: Plan, draft: Callable[[], Any]
 ) -> list[list[int]]:
     """Run the model drafter as planned; its drafts by row, none where it makes none."""
-    adapter.time(ours=True)
     deferred: DeferredDrafter | None = adapter.deferred
-    if deferred is not None:
-        router = adapter.worker.router if adapter.worker is not None else None
-        with adapter.suppressing("the prefill budget could not be updated"):
+    with adapter.own("the prefill budget could not be updated"):
+        if deferred is not None:
+            router = adapter.worker.router if adapter.worker is not None else None
             deferred.prepare(adapter.ended, output.total_num_scheduled_tokens, router)
     output.num_spec_tokens_to_schedule = plan.k  # vLLM's drafter makes that many
-    adapter.time(ours=False)
     try:
         drafts = draft()
         return list(drafts.tolist()) if plan.k else []
