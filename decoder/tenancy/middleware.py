@@ -59,7 +59,7 @@ class TenantMiddleware:
         if identities is None or scope["type"] != "http" or scope["method"] not in WRITING:
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers = Headers(raw=[(key.lower(), value) for key, value in scope["headers"]])
         if self._header and len(headers.getlist(self._header)) > 1:
             message = (
                 f"The header {self._header} came more than once: let the gateway replace what a "
@@ -85,7 +85,7 @@ class TenantMiddleware:
             return identities.sealed(identities.make(caller, salt, session or named, name, claim))
 
         # Its length is known only once it is rewritten.
-        kept = [(key, value) for key, value in headers.raw if key.lower() != b"content-length"]
+        kept = [(key, value) for key, value in headers.raw if key != b"content-length"]
         await self._app({**scope, "headers": kept}, _rewriting(receive, sealed), answer)
 
     def _caller(self, headers: Headers) -> str:
