@@ -130,7 +130,8 @@ class EventSource:
     def _regroup(self) -> None:
         if self._group is not None and self._background.idle() and self._group.turn():
             self._group.part.begin(self.offsets)
-            self.close()
+            self._kept.clear()
+            self._drop()
 
     def poll(self, timeout: float) -> list[Fetched]:
         """Records that have come, each partition's in order. Where none has, waits ``timeout`` s.
