@@ -148,6 +148,10 @@ def _framed(data: bytes) -> bytes:
 class _Batch(DefaultRecordBatch):  # type: ignore[misc]
     """A batch that neither unpacks a bomb nor reads headers without end."""
 
+    _buffer: Any
+    _pos: int
+    _decompressed: bool
+
     def _maybe_uncompress(self) -> None:
         if not self._decompressed:
             self._buffer = bytearray(

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from pydantic import BaseModel
 
 import decoder
@@ -37,7 +38,6 @@ from decoder.telemetry.ring import (
     FULL,
     HEAD,
     UNREADABLE,
-    DeliveryCounters,
     DeliveryReport,
     Ring,
 )
@@ -100,16 +100,14 @@ class Supervisor:
 
     def report(self) -> DeliveryReport:
         """A consistent snapshot of the delivery counters. For any thread."""
-        progress = self._ring.progress()
+        report = msgspec.convert(self._ring.progress(), DeliveryReport, from_attributes=True)
         head, full, unreadable = (int(self._ring.control[at]) for at in (HEAD, FULL, UNREADABLE))
-        waiting = head - progress.settled
+        report.waiting = head - report.settled
         lost = {"queue": full, "unreadable": unreadable}
-        progress.dropped |= {reason: events for reason, events in lost.items() if events}
-        progress.rounds_dropped += self._rounds_lost
-        counters = {name: getattr(progress, name) for name in DeliveryCounters.__struct_fields__}
-        return DeliveryReport(
-            **counters, made=head + full + unreadable, waiting=waiting, deaths=self._deaths
-        )
+        report.dropped |= {reason: events for reason, events in lost.items() if events}
+        report.rounds_dropped += self._rounds_lost
+        report.made, report.deaths = head + full + unreadable, self._deaths
+        return report
 
     def close(self) -> None:
         """Wait for the exporter to send the last events, ``CLOSE_TIMEOUT_S`` at most.

@@ -10,14 +10,13 @@ from pipelines.workloads import prompts
 
 @pytest.mark.long
 def test_every_method_is_lossless_on_the_embedded_model() -> None:
-    from decoder.engines.reference.engine import ReferenceEngine
     from pipelines.embedded import DRAFTER
     from pipelines.lab.drafter.chains import record
-    from pipelines.lab.drafter.head import head_at
+    from pipelines.lab.reference import load_engine
     from pipelines.replay.rivals import METHODS, deciding, method
     from tests.engines.tiny import learned_policy
 
-    engine = ReferenceEngine.load(ensure_model(), head_at(DRAFTER))
+    engine = load_engine(ensure_model(), DRAFTER)
     assert engine.head and engine.stop_ids and engine.max_model_len == 8192
     asked = [next(iter(prompts(kind))) for kind in ("code", "chat")]
     texts = [

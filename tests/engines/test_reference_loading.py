@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from decoder.contracts.errors import EngineError, ModelError
 from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.session import Sampling
-from pipelines.lab.drafter.head import head_at
 from pipelines.lab.drafter.save import save_head
+from pipelines.lab.reference import load_engine
 from pipelines.replay.rivals import method
 from tests.engines.tiny import tiny_engine, tiny_head, tiny_prompt, tiny_target
 
@@ -41,7 +41,7 @@ def test_invalid_requests_are_refused_with_a_reason() -> None:
 
 def test_missing_models_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no target model can be read from .*absent"):
-        ReferenceEngine.load(tmp_path / "absent")
+        load_engine(tmp_path / "absent")
 
 
 def test_a_checkpoint_directory_is_loaded_with_its_ends_of_text(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_checkpoint_directory_is_loaded_with_its_ends_of_text(tmp_path: Path) 
         tmp_path / "target"
     )
     save_head(tiny_head(2), tmp_path / "head", torch.float32)
-    engine = ReferenceEngine.load(tmp_path / "target", head_at(tmp_path / "head"), max_model_len=99)
+    engine = load_engine(tmp_path / "target", tmp_path / "head", max_model_len=99)
     assert engine.stop_ids == {3, 4, 8}
     assert engine.max_model_len == 99
     assert engine.token_classes.shape[0] == 12 and engine.token_classes[11].any()
@@ -64,7 +64,7 @@ def test_a_checkpoint_directory_is_loaded_with_its_ends_of_text(tmp_path: Path) 
     ends = [i for i, token in enumerate(free) if token in engine.stop_ids]
     assert made.tokens == free[: ends[0] + 1]
     with pytest.raises(ModelError, match="cannot be fetched"):
-        ReferenceEngine.load(tmp_path / "target", head_at(tmp_path / "absent"))
+        load_engine(tmp_path / "target", tmp_path / "absent")
 
 
 def test_a_target_without_rollback_is_refused() -> None:

@@ -178,7 +178,7 @@ class _Request:
         if decision.arm == "cache":
             return list(decision.tokens)
         if decision.arm == "model" and self._drafter is not None and decision.room > 0:
-            return self._drafter.draft(decision.room)
+            return list[int](self._drafter.draft(decision.room))
         return []
 
     def _accept(self, draft: list[int], read: Read) -> tuple[int, int]:

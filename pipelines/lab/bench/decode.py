@@ -188,9 +188,8 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
     import torch
 
-    from decoder.engines.reference.engine import ReferenceEngine
-    from pipelines.lab.drafter.head import head_at
     from pipelines.lab.packed import pack
+    from pipelines.lab.reference import load_engine
 
     if named.threads is not None:
         torch.set_num_threads(named.threads)
@@ -212,7 +211,7 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
             f"hybrid:{k}" if k else "hybrid": methods.describe(p) for k, p in policies.items()
         },
     }
-    engine = ReferenceEngine.load(found.model, head_at(found.drafter), dtype=named.dtype)
+    engine = load_engine(found.model, found.drafter, dtype=named.dtype)
     pack(engine)
     if named.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]
