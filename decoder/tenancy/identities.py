@@ -21,7 +21,6 @@ from typing import Any, Final, Literal
 
 from decoder.contracts.identity import Pseudonyms
 from decoder.settings import WorkerSettings
-from decoder.tenancy import callers
 from decoder.tenancy.key import VARIABLE, key_of
 from decoder.tenancy.shares import ALONE, cache_key
 
@@ -32,6 +31,21 @@ SEAL: Final = "hvd_seal"
 SEAL_DIGITS: Final = 32
 
 Source = Literal["middleware", "client", "shared"]
+
+HEADER: Final = "header:"
+"""Before the name that a gateway gave in the header ``HVD_WORKER_TENANT_HEADER``."""
+KEY: Final = "key:"
+"""Before an API key."""
+NAMED: Final = "/named:"
+"""Between a caller, which is "" if unknown, and the tenant that it claims."""
+
+
+def of_authorization(given: str) -> str:
+    """The caller of an ``Authorization`` header: its bearer key, as vLLM checks it, or the whole
+    value."""
+    scheme, _, key = given.partition(" ")
+    bearer = scheme.lower() == "bearer" and key.strip()
+    return f"{KEY}{key.strip()}" if bearer else f"authorization:{given}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +89,7 @@ class Identities:
         """The identity of a request of ``caller``, as named by the API key or the gateway, or "".
         A client's ``claim`` of a tenant is ignored unless the settings trust clients."""
         if claim and self._source == "client":
-            caller = f"{caller}{callers.NAMED}{claim}"
+            caller = f"{caller}{NAMED}{claim}"
         tenant = self._names.of("tenant", caller)
         return Identity(
             tenant,

@@ -25,8 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoder.contracts.errors import SettingsError
 from decoder.settings import WorkerSettings
-from decoder.tenancy import callers
-from decoder.tenancy.identities import Identities
+from decoder.tenancy.identities import HEADER, KEY, Identities, of_authorization
 
 log = logging.getLogger(__name__)
 
@@ -91,11 +90,11 @@ class TenantMiddleware:
     def _caller(self, headers: Headers) -> str:
         """The caller named by the gateway, else by the API key; "" if by neither."""
         if self._header and (named := _first(headers, self._header)):
-            return callers.HEADER + named
+            return HEADER + named
         if given := _first(headers, "authorization"):  # what vLLM checks goes before all others
-            return callers.of_authorization(given)
+            return of_authorization(given)
         key = _first(headers, "x-api-key")
-        return callers.KEY + key if key else ""
+        return KEY + key if key else ""
 
 
 Sealed = Callable[[str, str, str], dict[str, str]]

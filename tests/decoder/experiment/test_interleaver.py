@@ -229,7 +229,7 @@ def test_who_drafts_pays_for_reading_his_own_text_late_and_no_others() -> None:
     assert len(orders) > 10
     read = 500.0 * WINDOW_TOKENS / 2
     for block in (a for played in interleaver.rounds for a in played.blocks):
-        assert block.prefill_us == pytest.approx(read if block.variant.uses_model else 0.0)
+        assert block.prefill_us == pytest.approx(read if block.variant.policy.use_model else 0.0)
         assert block.us - block.prefill_us == pytest.approx(1_000 * WINDOW_TOKENS / 2)
         assert block.cost_us - block.prefill_us == pytest.approx(1_500 * WINDOW_TOKENS / 2)
     interleaver.disable(STOCK[PLAIN])  # what is under way is booked
