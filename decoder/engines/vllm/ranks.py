@@ -133,7 +133,7 @@ class Ranks:
         encoded[:INLINE] = self._message[12:][:size]
         if size > INLINE:
             self._broadcast(torch.from_numpy(encoded[INLINE:]))
-        return msgspec.msgpack.decode(memoryview(encoded), type=Plan)
+        return msgspec.msgpack.decode(encoded.data, type=Plan)
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         if self.size == 1:
