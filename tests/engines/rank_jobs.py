@@ -20,8 +20,7 @@ from torch import distributed
 
 from decoder.contracts.errors import EngineError
 from decoder.engines.vllm import consistency
-from decoder.engines.vllm.plan import Plan
-from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.ranks import Plan, Ranks
 
 ROWS = 8
 PATIENCE_S = 5.0

@@ -25,8 +25,7 @@ import numpy as np
 from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
 from decoder.core.requests import Decisions, StepReport
 from decoder.engines.vllm.batch_step import BatchStep
-from decoder.engines.vllm.plan import Plan
-from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.ranks import Plan, Ranks
 from decoder.engines.vllm.request_options import options_of
 from decoder.limited_log import LimitedLog
 from decoder.policy.pricing import NOMINAL

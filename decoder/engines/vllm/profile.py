@@ -60,7 +60,12 @@ def profile(runner: Any, scope: str, ranks: Ranks) -> LiveCosts | None:
 def empty_profile(runner: Any, scope: str) -> Profile:
     """A profile of a runner, without times."""
     on_cpu, config = runner.device.type == "cpu", runner.vllm_config
-    model, most = config.model_config, largest_step(runner)
+    model, graphs = config.model_config, runner.compilation_config
+    # tokens of the largest step that only decodes
+    longest = runner.scheduler_config.max_num_seqs * (1 + longest_draft(config))
+    most = min(longest, runner.max_num_tokens, tokens_of_logits(model.get_vocab_size()))
+    captures = not on_cpu and graphs.cudagraph_mode
+    sizes = sorted(set(graphs.cudagraph_capture_sizes or ())) if captures else []
     device = platform.processor() or platform.machine()
     if not on_cpu:
         device = str(torch.get_device_module(runner.device).get_device_name())
@@ -70,7 +75,7 @@ def empty_profile(runner: Any, scope: str) -> Profile:
         # the setup that it is valid for
         f"{scope}/{device}/{torch.get_num_threads()}/{model.dtype}/{mode}",
         most=most,
-        graphs=graphs(runner),
+        graphs=[size for size in sizes if size <= runner.max_num_tokens],
         rows=(1,) if suffix else (1, min(MANY, most)),
         drafted=runner.speculator.num_speculative_steps if v2 and not suffix else 1,
         seconds=CPU_SECONDS if on_cpu else SECONDS,
@@ -118,19 +123,3 @@ def time_steps(runner: Any, steps: Profile, ranks: Ranks) -> None:
         ranks.conduct(steps.take, step, draft)
     finally:
         delattr(drafter, method)
-
-
-def graphs(runner: Any) -> tuple[int, ...]:
-    """Sizes that steps are padded to, ascending; none where the engine captures no graphs."""
-    config = runner.compilation_config
-    if runner.device.type == "cpu" or not config.cudagraph_mode:
-        return ()
-    captured = sorted(set(config.cudagraph_capture_sizes or ()))
-    return tuple(size for size in captured if size <= runner.max_num_tokens)
-
-
-def largest_step(runner: Any) -> int:
-    """Tokens of the largest step that only decodes."""
-    longest = runner.scheduler_config.max_num_seqs * (1 + longest_draft(runner.vllm_config))
-    logits = tokens_of_logits(runner.model_config.get_vocab_size())
-    return int(min(longest, runner.max_num_tokens, logits))

@@ -28,7 +28,7 @@ from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
 
 from decoder.engines.vllm.hooks import adapter_of
-from decoder.engines.vllm.plan import Plan
+from decoder.engines.vllm.ranks import Plan
 from decoder.engines.vllm.v2.batch import Batch
 from decoder.engines.vllm.v2.scheduler import VERIFIED
 from decoder.engines.vllm.v2.speculators import speculator_for
