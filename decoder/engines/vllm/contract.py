@@ -69,10 +69,10 @@ def _series(number: str) -> str:
     return ".".join(number.split(".")[:2])
 
 
-def differences(expected: Signatures, found: Signatures) -> Iterator[str]:
+def differences(expected: Signatures, actual: Signatures) -> Iterator[str]:
     """One clause for each difference."""
     for place, signature in expected.items():
-        there = found.get(place, {})
+        there = actual.get(place, {})
         if not there:
             yield f"there is no {place}"
         for key, value in signature.items() if there else ():
@@ -87,14 +87,14 @@ def differences(expected: Signatures, found: Signatures) -> Iterator[str]:
 
 
 def read(sources: Path) -> dict[str, dict[str, str]]:
-    """Signatures of all hooks found in ``sources``."""
-    found: dict[str, dict[str, str]] = {}
+    """Signatures of all hooks in ``sources``."""
+    actual: dict[str, dict[str, str]] = {}
     for hook in HOOKS:
         owner, text = _owner(sources, *hook.owner.split(":"))
         members = {_name(node): node for node in reversed(getattr(owner, "body", []))}
         here = {name: members[name] for name in hook.each() if name in members}
         if hook.kind == "fields" and here:
-            found[hook.owner] = {
+            actual[hook.owner] = {
                 name: ast.unparse(node.annotation)
                 for name, node in here.items()
                 if isinstance(node, ast.AnnAssign)
@@ -102,8 +102,8 @@ def read(sources: Path) -> dict[str, dict[str, str]]:
         for name, node in here.items():
             if isinstance(node, _Function):
                 place = f"{hook.owner}{'.' if ':' in hook.owner else ':'}{name}"
-                found[place] = {"takes": _takes(node), "body": _body(node, text)}
-    return found
+                actual[place] = {"takes": _takes(node), "body": _body(node, text)}
+    return actual
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -143,9 +143,9 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         step = functools.partial(self.batch.report, names, sampled, most)
         return self.adapter.decide(len(names), step)
 
-    def drafts(self, names: list[str], plan: Plan, made: Tensor | None) -> Tensor:
-        """All drafts int64 [requests, longest], padded with -1; ``made`` are the model's."""
-        if made is None:
+    def drafts(self, names: list[str], plan: Plan, from_model: Tensor | None) -> Tensor:
+        """All drafts int64 [requests, longest], padded with -1. ``from_model``: the drafter's."""
+        if from_model is None:
             plan = dataclasses.replace(plan, k=0)
         lengths = self.batch.chosen(names, plan)
         self.adapter.drafted(lengths, plan.k)
@@ -153,10 +153,10 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         for row, tokens in zip(given, plan.cached, strict=True):
             row[: len(tokens)] = tokens
         drafts = torch.from_numpy(given).to(self.device, non_blocking=True)
-        if made is not None and plan.k:
+        if from_model is not None and plan.k:
             without = np.array([not tokens for tokens in plan.cached])
             model = torch.from_numpy(without).to(self.device, non_blocking=True)
             drafts[:, : plan.k] = torch.where(
-                model[:, None], made[:, : plan.k], drafts[:, : plan.k]
+                model[:, None], from_model[:, : plan.k], drafts[:, : plan.k]
             )
         return drafts
