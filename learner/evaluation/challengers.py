@@ -4,7 +4,7 @@ A challenger is a snapshot of a network in training. Its gain is the off-policy 
 decisions over the champion's on the same drafts (:func:`learner.evaluation.tune.worth`), which is
 exactly zero where both choose alike. It passes when the confidence sequence of its gain lies above
 the least gain worth a swap. The unit of evidence is the session, as in a trial
-(``decoder.experiment.effect``), since drafts of a session are correlated.
+(``learner.evaluation.effect``), since drafts of a session are correlated.
 
 The interval does not cover losses that were never observed. A champion is therefore served on a
 budget of regret over the first policy (conservative bandits, Wu et al. 2016; (A,B)-Prod, Sani et
@@ -21,8 +21,8 @@ import numpy as np
 from pydantic import Field
 
 from decoder.contracts.bundle import Policy
-from decoder.experiment.effect import FEWEST, Effect, gain_effect
 from learner.evaluation.clusters import Cluster
+from learner.evaluation.effect import FEWEST, Effect, gain_effect
 from learner.evaluation.measured import Costs
 from learner.evaluation.tune import worth
 from learner.training.losses import Floats

@@ -23,7 +23,7 @@ from pydantic import Field, PlainValidator
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Round
-from decoder.experiment.effect import (
+from learner.evaluation.effect import (
     COST,
     UNKNOWN,
     WALL,
@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass
 class PairTable:
-    """Pairs of WIDTH numbers each, as in ``decoder.experiment.effect``. A worker's rounds in one
+    """Pairs of WIDTH numbers each, as in ``learner.evaluation.effect``. A worker's rounds in one
     cluster are summed in one row; ``last`` holds its cluster and row by worker."""
 
     numbers: Numbers = field(default_factory=lambda: array("d"))
