@@ -320,7 +320,7 @@ class Learner:
             self._apply(policy)
 
     def _acknowledge(self, policy: Policy) -> None:
-        """Take in that ``policy`` lies on the policy topic."""
+        """Take in that ``policy`` was published."""
         fields = policy.scope, policy.version, policy.role, policy.publication
         log.info("scope %s: version %d published for %s, number %d", *fields)
         self._follow_at = 0.0

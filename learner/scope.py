@@ -18,10 +18,10 @@ from decoder.contracts.features import FEATURES
 from learner import checkpoint
 from learner.evaluation.challengers import AGES, COLUMNS, RETUNED, Challenger, Challengers
 from learner.evaluation.clusters import Clusters
-from learner.evaluation.drift import STREAMS, Alarm, Detector, beyond
-from learner.evaluation.measured import NOMINAL, Costs, measure
+from learner.evaluation.costs import NOMINAL, Costs, measure
+from learner.evaluation.drift import STREAMS, Alarm, Detector, excess
 from learner.evaluation.skill import WINDOW, Skill, curves, skill_of
-from learner.evaluation.tune import tuned
+from learner.evaluation.tune import tune_policy
 from learner.settings import LearnerSettings
 from learner.training import train
 from learner.training.learners import FAST, NAMES, Learners
@@ -131,7 +131,7 @@ class Scope:
         if self.learners.trainer:
             cache = self.learners.compare(block, labels)
             model = self.detector.drafter.update(labels)
-            numbers[:, COLUMNS:] = beyond(cache, model, labels.model_tried)
+            numbers[:, COLUMNS:] = excess(cache, model, labels.model_tried)
         self.skill.update(self.champion, block)
         closed = self._clusters.add(block.session, numbers)
         self.challengers.update(numbers, closed)
@@ -189,7 +189,7 @@ class Scope:
             return  # a bundle needs a valid probe
         policy = policy.with_probes(probes[-BLOCK:])
         trainable = recent.take(valid & (recent.session % HELD_OUT != 0))
-        policy = tuned(policy, self._costs, self.champion, trainable)
+        policy = tune_policy(policy, self._costs, self.champion, trainable)
         policy = replace(
             policy, version=0, publication=0, share=0.0, scope=self.name, role=CHAMPION,
             provenance={"origin": "learner"},

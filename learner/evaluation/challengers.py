@@ -22,8 +22,8 @@ from pydantic import Field
 
 from decoder.contracts.bundle import Policy
 from learner.evaluation.clusters import Cluster
+from learner.evaluation.costs import Costs
 from learner.evaluation.effect import FEWEST, Effect, gain_effect
-from learner.evaluation.measured import Costs
 from learner.evaluation.tune import worth
 from learner.training.losses import Floats
 from learner.training.rows import Rows
@@ -182,7 +182,7 @@ class Challengers:
 
     def advantages(self, rows: Rows, costs: Costs) -> Floats:
         """Float64 [n, COLUMNS]: plain steps that each slot's choices at ``rows`` save over the
-        champion's, 0 where nobody sits, and those that the champion's take."""
+        champion's, 0 for empty slots, and those that the champion's take."""
         filled = [(slot, one.policy) for slot, one in enumerate(self.slots) if one is not None]
         found = np.zeros((len(rows), COLUMNS))
         slots = [slot for slot, _ in filled]

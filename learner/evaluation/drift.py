@@ -48,7 +48,7 @@ class Alarm:
 
 
 @dataclass
-class Drafter:
+class AcceptanceMemory:
     """Acceptance probability of a model draft's token, over two memories."""
 
     held: Floats = field(default_factory=lambda: np.full(len(MEMORIES), 1.0))
@@ -73,7 +73,7 @@ class Drafter:
         self.held[0], self.tried[0] = self.held[1], self.tried[1]
 
 
-def beyond(cache: Floats, model: Floats, tried: FloatArray) -> Floats:
+def excess(cache: Floats, model: Floats, tried: FloatArray) -> Floats:
     """Advantages [n] beyond the margins, [n, streams].
 
     Args:
@@ -84,7 +84,7 @@ def beyond(cache: Floats, model: Floats, tried: FloatArray) -> Floats:
 
 
 @dataclass
-class Watch:
+class StreamTest:
     """Scale of a stream, and state of its Page-Hinkley test. Numbers are clipped to the scale."""
 
     count: int = 0
@@ -117,18 +117,20 @@ class Watch:
 class Detector:
     """Drift detector of a scope. After an alarm, the test of its stream starts anew."""
 
-    drafter: Drafter = field(default_factory=Drafter)
-    watches: dict[str, Watch] = field(default_factory=lambda: {s: Watch() for s in STREAMS})
+    drafter: AcceptanceMemory = field(default_factory=AcceptanceMemory)
+    watches: dict[str, StreamTest] = field(
+        default_factory=lambda: {s: StreamTest() for s in STREAMS}
+    )
 
     def update(self, advantages: Sequence[Floats], row: int) -> list[Alarm]:
-        """Take in sums [streams] of :func:`beyond` over final clusters. Mutates."""
+        """Take in sums [streams] of :func:`excess` over final clusters. Mutates."""
         alarms = []
         for cluster in advantages:
             for stream, advantage in zip(STREAMS, cluster.tolist(), strict=True):
                 # 0 without verified model drafts
                 if advantage and self.watches[stream].update(advantage):
                     alarms.append(Alarm(row, stream))
-                    self.watches[stream] = Watch()
+                    self.watches[stream] = StreamTest()
                     if stream == "model":
                         self.drafter.forget()
         return alarms

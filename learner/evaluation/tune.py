@@ -12,14 +12,14 @@ from decoder.contracts.bundle import Policy
 from decoder.policy.estimate import decide_each, estimate, estimate_each, predict
 from decoder.policy.pricing import cost_shares
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice
-from learner.evaluation.measured import Costs, Floats
+from learner.evaluation.costs import Costs, Floats
 from learner.training.rows import UNKNOWN, Rows
 
 LEAST_RATE: Final = 0.5
 """Tokens in the time of a plain step. Drafting nothing reaches one; records may be forged."""
 
 
-def tuned(policy: Policy, costs: Costs, champion: Policy, recent: Rows) -> Policy:
+def tune_policy(policy: Policy, costs: Costs, champion: Policy, recent: Rows) -> Policy:
     """``policy`` with the payoff of model drafts, which each worker updates itself, and for kind
     ``payoff`` with the best threshold on ``recent`` drafts."""
     payoff = costs.model_accepted if costs.has_model else champion.model_payoff

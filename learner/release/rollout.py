@@ -42,7 +42,9 @@ TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
 }
 """ENDING lasts while the lease's holder has the registry carry out the outcome, and until the next
 holder does if the lease is lost."""
-FAULT: Final = Outcome("give up", "its figures could not be told, which is a fault of the learner")
+FAULT: Final = Outcome(
+    "give up", "its figures could not be computed, which is a fault of the learner"
+)
 
 
 @dataclass

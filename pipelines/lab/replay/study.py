@@ -24,9 +24,9 @@ from decoder.contracts.bundle import Kind, Policy, frequency_policy
 from decoder.contracts.errors import SettingsError, TraceError
 from decoder.contracts.features import FEATURES, TOKEN_CLASSES, FloatArray
 from decoder.policy.estimate import PAPER_THRESHOLD
-from learner.evaluation.measured import MIN_ARM, NOMINAL
+from learner.evaluation.costs import MIN_ARM, NOMINAL
 from learner.evaluation.skill import Skill, skill_of
-from learner.evaluation.tune import tuned
+from learner.evaluation.tune import tune_policy
 from learner.training import train
 from learner.training.rows import Rows, joined
 from pipelines.lab.replay import recording
@@ -244,11 +244,11 @@ def learned(
     policy = train.export(train.fit(rows, kind, epochs), scope, PAPER_THRESHOLD, probes)
     seen = np.isfinite(rows.model_accepted)
     if not seen.any():
-        return tuned(policy, NOMINAL, policy, rows)
+        return tune_policy(policy, NOMINAL, policy, rows)
     arms = 0, max(int(seen.sum()), MIN_ARM), 0
     mean, length = rows.model_accepted[seen].mean(), np.median(rows.verified_len[seen])
     costs = replace(NOMINAL, model_accepted=float(mean), model_len=float(length), seen=arms)
-    return tuned(policy, costs, policy, rows)
+    return tune_policy(policy, costs, policy, rows)
 
 
 TABLE_9: Final = (

@@ -30,10 +30,10 @@ from learner.evaluation.challengers import (
     Regret,
 )
 from learner.evaluation.clusters import Cluster
+from learner.evaluation.costs import NOMINAL, Costs, measure, robust_line
 from learner.evaluation.effect import FEWEST
-from learner.evaluation.measured import NOMINAL, Costs, measure, robust_line
 from learner.evaluation.skill import FIGURES
-from learner.evaluation.tune import LEAST_RATE, best_threshold, tuned, worth
+from learner.evaluation.tune import LEAST_RATE, best_threshold, tune_policy, worth
 from learner.release.registrations import registration_of
 from learner.scope import Scope
 from learner.settings import LearnerSettings
@@ -377,9 +377,9 @@ def test_the_model_payoff_is_the_observed_one_or_the_champion_s() -> None:
     champion = replace(frequency_policy("s"), model_payoff=1.5)
     costs = measure(TIMED)
     assert costs is not None
-    policy = tuned(champion, costs, champion, TIMED)
+    policy = tune_policy(champion, costs, champion, TIMED)
     assert policy.use_model and policy.model_payoff == pytest.approx(2.0, abs=0.15)
-    assert tuned(champion, NOMINAL, champion, TIMED).model_payoff == 1.5
+    assert tune_policy(champion, NOMINAL, champion, TIMED).model_payoff == 1.5
 
 
 @pytest.mark.parametrize("model_accepted", [0.5, 2.0])
@@ -399,7 +399,7 @@ def test_the_threshold_is_optimal_for_workers_decisions(
         gains, _ = worth(never, others, [False], rows, costs)
         return float(gains.sum())
 
-    found = tuned(raw, costs, raw, rows)
+    found = tune_policy(raw, costs, raw, rows)
     best = max(saved(t) for t in [0.0, *(predicted + 1e-4).tolist()])
     assert saved(found.threshold) >= 0.999 * best > 0.0  # labels of model drafts, not their mean
     assert 0.0 < found.threshold < 24.0

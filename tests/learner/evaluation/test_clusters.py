@@ -14,7 +14,16 @@ from decoder.policy.rule import MODEL
 from learner import checkpoint
 from learner.evaluation import clusters
 from learner.evaluation.clusters import CAP, PATIENCE, SILENCE, Cluster, Clusters
-from learner.evaluation.drift import FEWEST, RISE, SETTLING, SLACK, Alarm, Detector, Watch, beyond
+from learner.evaluation.drift import (
+    FEWEST,
+    RISE,
+    SETTLING,
+    SLACK,
+    Alarm,
+    Detector,
+    StreamTest,
+    excess,
+)
 from learner.training.losses import labels_of
 from learner.training.rows import HELD_OUT, is_held_out
 from tests.events import from_events
@@ -122,11 +131,11 @@ def test_the_test_equals_river_s_across_checkpoints() -> None:
     raised = 0
     for shift in (0.0, 0.6, -0.5, 1.0, 1.5, 2.0, 3.0):
         numbers = np.concatenate([draw.normal(0.0, 1.0, 200), draw.normal(shift, 1.0, 200)])
-        watch, test = Watch(), PageHinkley(FEWEST, SLACK, RISE, alpha=1.0, mode="up")
+        watch, test = StreamTest(), PageHinkley(FEWEST, SLACK, RISE, alpha=1.0, mode="up")
         test._min_increase = 0.0  # a rise that begins with the first number counts whole
         for number in numbers.tolist():
             scale, settled = watch.scale, watch.count >= SETTLING
-            watch = checkpoint.restore(Watch, checkpoint.unpack(checkpoint.pack(vars(watch))))
+            watch = checkpoint.restore(StreamTest, checkpoint.unpack(checkpoint.pack(vars(watch))))
             alarm = watch.update(number)
             if settled:
                 test.update(min(max(number / scale, -1.0), 1.0))
@@ -156,7 +165,7 @@ def drafted(chances: list[float], seed: int) -> list[Alarm]:
         block.model_accepted[:] = np.minimum(draw.geometric(1.0 - chance, 16) - 1, 3)
         found = labels_of(block)
         advantages = detector.drafter.update(found)
-        sums = beyond(np.zeros(16), advantages, found.model_tried).sum(axis=0)
+        sums = excess(np.zeros(16), advantages, found.model_tried).sum(axis=0)
         assert np.isfinite(sums).all()
         alarms += detector.update([np.array([0.0, sums[1]])], row)
     return alarms
