@@ -11,8 +11,7 @@ from decoder.limited_log import LimitedLog
 
 _Calls = queue.Queue[Callable[[], object] | None]
 
-CLOSE_SECONDS: Final = 5.0
-"""For submitted calls; a stopped process has half a minute."""
+CLOSE_SECONDS: Final = 5.0  # for submitted calls; a stopped process has half a minute
 
 
 class Background:

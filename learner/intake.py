@@ -41,8 +41,7 @@ log = logging.getLogger(__name__)
 GROUP: Final = "hvd-intake"
 POLL_SECONDS: Final = 0.05
 TURN_SECONDS: Final = 1.0
-COMMIT_SECONDS: Final = 1.0
-"""Interval of commits and statuses: a failed intake sends so much twice."""
+COMMIT_SECONDS: Final = 1.0  # interval of commits and statuses: a failed intake sends so much twice
 DELIVERY_MS: Final = 10_000
 """Delivery timeout: after an intake stopped, nothing of it arrives for longer."""
 MAX_BYTES: Final = 4 * 2**20

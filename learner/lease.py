@@ -37,12 +37,10 @@ LOOK_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 5.0
 MARGIN_SECONDS: Final = 10.0
 """Time left of a lease when a publication begins: more than a publication may take."""
-MAX_TERM: Final = 2**31
-"""Keeps publication numbers within their bound."""
+MAX_TERM: Final = 2**31  # keeps publication numbers within their bound
 MAX_SCOPES: Final = 100_000
 """The most recently claimed: anybody may invent scopes, and living holders renew."""
-BEATS: Final = 8
-"""Claims whose sending time is remembered until they are read back."""
+BEATS: Final = 8  # claims whose sending time is remembered until they are read back
 
 
 @dataclass(frozen=True)

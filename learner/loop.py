@@ -59,8 +59,7 @@ CHECKPOINT_SECONDS: Final = 10.0
 CHECKPOINT_BYTES_A_SECOND: Final = 2 * 2**20
 """A larger checkpoint delays the next one; records read again are deduplicated."""
 STATUS_SECONDS: Final = 1.0
-SLICE: Final = 500
-"""Inactive scopes whose aliases are looked at in one turn."""
+SLICE: Final = 500  # inactive scopes whose aliases are looked at in one turn
 ESTABLISHED: Final = 100
 """Drafts before a scope is registered: anybody may invent scope names, and until then its workers
 run the first policy anyway."""

@@ -25,12 +25,9 @@ from decoder.contracts.status import LearnerStatus
 from learner.metrics import StatusCollector
 from learner.settings import LearnerSettings
 
-STUCK_SECONDS: Final = 120.0
-"""A turn takes a second or two; one that processes many records, ten."""
-CLIENT_SECONDS: Final = 10.0
-"""Timeout of a client that sends nothing."""
-ANSWER_SECONDS: Final = 120.0
-"""Timeout of a client that receives megabytes through a slow tunnel."""
+STUCK_SECONDS: Final = 120.0  # a turn takes a second or two; one that processes many records, ten
+CLIENT_SECONDS: Final = 10.0  # timeout of a client that sends nothing
+ANSWER_SECONDS: Final = 120.0  # timeout of a client that receives megabytes through a slow tunnel
 
 
 @dataclass

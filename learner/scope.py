@@ -31,12 +31,9 @@ from learner.training.rows import HELD_OUT, Buffer, Rows, empty, joined
 BLOCK: Final = 64
 NUMBERS: Final = COLUMNS + len(STREAMS)
 """Columns summed in a cluster: gains of challengers, and drift statistics."""
-RECENT: Final = 4_000
-"""Newest drafts, by which costs are measured and challengers tuned."""
-MEASURE_EVERY: Final = 1_024
-"""Drafts between measurements of the costs."""
-MAX_PROBE: Final = 1e4
-"""Bound of the features of a bundle's probes."""
+RECENT: Final = 4_000  # newest drafts, by which costs are measured and challengers tuned
+MEASURE_EVERY: Final = 1_024  # drafts between measurements of the costs
+MAX_PROBE: Final = 1e4  # bound of the features of a bundle's probes
 OFFERED: Final = 8
 """Candidates recognised when promoted: another may win while the registry is slow."""
 _DRAFT_LEN: Final = FEATURES.index("draft_len")

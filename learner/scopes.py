@@ -26,8 +26,7 @@ log = logging.getLogger(__name__)
 
 PART: Final = 512
 """Rows stored together: a save rewrites the last part of a buffer, and writes new ones."""
-MAX_SCOPES: Final = 1_000
-"""Each takes some megabytes."""
+MAX_SCOPES: Final = 1_000  # each takes some megabytes
 
 
 def initial_policy(name: str, settings: LearnerSettings) -> Policy:

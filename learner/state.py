@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_FOLDERS: Final = 3
-"""Folders of files set aside."""
+MAX_FOLDERS: Final = 3  # folders of files set aside
 
 
 @dataclass(frozen=True, kw_only=True)

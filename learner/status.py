@@ -25,8 +25,7 @@ BRIEF: Final = {
 }
 """Options of a producer that gives up soon."""
 MAX_QUEUED: Final = 500
-MAX_BYTES: Final = 2**20
-"""Kafka's default limit of a record."""
+MAX_BYTES: Final = 2**20  # Kafka's default limit of a record
 Header = tuple[str, bytes]
 
 

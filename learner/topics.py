@@ -37,10 +37,8 @@ RETRY_SECONDS: Final = 2.0
 CLEANUP: Final = "cleanup.policy"
 RETENTION: Final = "retention.ms"
 SEGMENT: Final = "segment.ms"
-SEGMENT_MS: Final = 604_800_000
-"""Kafka's default of ``segment.ms`` and ``retention.ms``, a week."""
-SHORT_MS: Final = 3_600_000
-"""Shorter retention is logged: a learner may well be away for an hour."""
+SEGMENT_MS: Final = 604_800_000  # Kafka's default of ``segment.ms`` and ``retention.ms``, a week
+SHORT_MS: Final = 3_600_000  # shorter retention is logged: a learner may well be away for an hour
 COMPACTED_SEGMENT: Final = {SEGMENT: "3600000"}
 """An hour. Kafka does not compact the active segment: in a week, one lease writes 150,000 records,
 which each starting learner would read."""

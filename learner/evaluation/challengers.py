@@ -28,8 +28,7 @@ from learner.evaluation.tune import worth
 from learner.training.losses import Floats
 from learner.training.rows import Rows
 
-VOTES: Final = 8
-"""Clusters that count of a session, so that no session dominates."""
+VOTES: Final = 8  # clusters that count of a session, so that no session dominates
 AGES: Final = (24, 64, 256)
 """Sessions after which a challenger is replaced, by slot: few detect large changes, many a gain of
 one per cent."""
@@ -37,8 +36,7 @@ RETUNED, FIRST, WON, TRIED = range(len(AGES), len(AGES) + 4)
 """Slots of the champion with a retuned threshold, the first policy, the last candidate, and the
 policy on trial."""
 SLOTS: Final = TRIED + 1
-STEPS: Final = SLOTS
-"""Column of the champion's plain steps, behind those of the slots."""
+STEPS: Final = SLOTS  # column of the champion's plain steps, behind those of the slots
 COLUMNS: Final = SLOTS + 1
 MIN_GAIN: Final = 0.002
 """Least relative gain in rate of a challenger: less is not worth a swap on every worker."""
@@ -47,14 +45,11 @@ REGRET: Final = 0.002
 CLUSTERS: Final = 8.0
 """Minimal budget, in clusters' usual gains. At 2, chance alone returned one in four champions whose
 mean gain equals the clusters' deviation, and nearly all with half of it; at 8 none and 1 in 14."""
-EARNED: Final = 0.25
-"""Minimal budget, as a share of the steps it has saved."""
-MEMORY: Final = 64.0
-"""Clusters over which the usual gain, the mean absolute gain, is taken."""
+EARNED: Final = 0.25  # minimal budget, as a share of the steps it has saved
+MEMORY: Final = 64.0  # clusters over which the usual gain, the mean absolute gain, is taken
 FORGIVEN: Final = 100_000
 """Drafts after which a return of the first policy no longer delays challengers."""
-STRICTEST: Final = 5
-"""Most returns that count: a challenger then needs 384 sessions."""
+STRICTEST: Final = 5  # most returns that count: a challenger then needs 384 sessions
 
 
 @dataclass

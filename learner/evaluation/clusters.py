@@ -28,12 +28,9 @@ PATIENCE: Final = 8
 """A cluster is final after SILENCE rows without it, and PATIENCE times the usual interval between
 rows of a session, which grows with the number of concurrent requests. Open clusters do not measure
 it: where answers are short, most are over."""
-INTERVALS: Final = 128
-"""Newest intervals, whose median is the usual one."""
-MAX_OPEN: Final = 1_024
-"""Longer intervals are no waiting for a turn."""
-MAX_SESSIONS: Final = 8_192
-"""Whose birth is remembered, the most recent ones."""
+INTERVALS: Final = 128  # newest intervals, whose median is the usual one
+MAX_OPEN: Final = 1_024  # longer intervals are no waiting for a turn
+MAX_SESSIONS: Final = 8_192  # whose birth is remembered, the most recent ones
 LONG: Final = 4_096
 """Rows after which a session is born anew: a tenant that sends all its traffic as one session would
 otherwise judge nothing that was learned."""

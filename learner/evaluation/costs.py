@@ -27,8 +27,7 @@ from decoder.policy.pricing import MAX_TOKENS, CostTable, cost_shares
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
 from learner.training.rows import UNKNOWN, Rows
 
-MIN_ARM: Final = 20
-"""Fewest steps of an arm for its cost or payoff: a median of fewer is unstable."""
+MIN_ARM: Final = 20  # fewest steps of an arm for its cost or payoff: a median of fewer is unstable
 BINS: Final = 12
 MIN_IN_BIN: Final = 3
 

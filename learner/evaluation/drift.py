@@ -25,14 +25,10 @@ MARGINS: Final = np.array([0.02, 0.01])
 traffic, the newest drafts alone predict a little better."""
 MEMORIES: Final = np.array([20_000.0, 400.0])
 """Tokens of model drafts in the long and the short memory."""
-SETTLING: Final = 3
-"""Clusters that set the scale before the first test."""
-FEWEST: Final = 30
-"""Clusters tested before an alarm."""
-MEMORY: Final = 64.0
-"""Clusters over which the scale, their mean absolute value, is taken."""
-SLACK: Final = 0.1
-"""Tolerated rise above the running mean, in units of the scale."""
+SETTLING: Final = 3  # clusters that set the scale before the first test
+FEWEST: Final = 30  # clusters tested before an alarm
+MEMORY: Final = 64.0  # clusters over which the scale, their mean absolute value, is taken
+SLACK: Final = 0.1  # tolerated rise above the running mean, in units of the scale
 RISE: Final = 15.0
 """Rise of the sum, in units of the scale, that raises an alarm. A slack of 0.3 raised none in ten
 million drafts of decision 28's streams; 0.1 raised six a million, in half the time, and an alarm

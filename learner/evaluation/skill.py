@@ -18,11 +18,9 @@ from decoder.contracts.bundle import Policy
 from decoder.policy.estimate import PAPER_THRESHOLD, predict
 from learner.training.rows import Rows
 
-WINDOW: Final = 512
-"""Newest drafts in a scope's figures."""
+WINDOW: Final = 512  # newest drafts in a scope's figures
 FIGURES: Final = ("mae", "precision", "recall", "f1")
-POINTS: Final = 32
-"""Points of a version's curves in MLflow."""
+POINTS: Final = 32  # points of a version's curves in MLflow
 
 
 class Skill:

@@ -16,8 +16,7 @@ HYSTERESIS: Final = 4.0
 """The rate is doubled only below a quarter of the limit, or it would oscillate."""
 MIN_RATE: Final = 2.0**-14
 """Suffices for 1.6 million drafts a second, and a forged rate soon recovers."""
-MAX_SCOPES: Final = 10_000
-"""The most recently updated: a forger may invent any number of scopes."""
+MAX_SCOPES: Final = 10_000  # the most recently updated: a forger may invent any number of scopes
 
 
 class HeadSampler(dict[str, float]):

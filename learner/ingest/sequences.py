@@ -7,19 +7,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-MAX_INCARNATIONS: Final = 10_000
-"""The most recently received; some 300 bytes each, and 100 a run."""
-MAX_RUNS: Final = 16
-"""Of an incarnation in a partition."""
+MAX_INCARNATIONS: Final = 10_000  # the most recently received; some 300 bytes each, and 100 a run
+MAX_RUNS: Final = 16  # of an incarnation in a partition
 MAX_FILLED_GAP: Final = 16
 """A gap of so many numbers is closed when there are too many runs: lost records never arrive, and
 records read again must be recognised. A forged number suppresses as many."""
 RECENT: Final = 10_000
 """Numbers of relayed records. An intake that fails sends those of some seconds twice."""
-MAX_GAP: Final = 10_000_000
-"""A larger gap is a damaged or forged number, and counts as no loss."""
-MAX_MISSING: Final = 2**53
-"""Limit of a status field."""
+MAX_GAP: Final = 10_000_000  # a larger gap is a damaged or forged number, and counts as no loss
+MAX_MISSING: Final = 2**53  # limit of a status field
 
 Run = list[int]
 """First number, and the one after the last."""

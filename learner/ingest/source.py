@@ -30,11 +30,9 @@ GLANCE_MS: Final = 2
 """Poll timeout after an empty poll: enough to send a fetch or to receive an answer. With 0,
 kafka-python (3.0.12) needs several calls for either."""
 RETRY_SECONDS: Final = 2.0
-PARTITIONS_SECONDS: Final = 30.0
-"""Interval of looking for added partitions."""
+PARTITIONS_SECONDS: Final = 30.0  # interval of looking for added partitions
 BEGINNINGS_MS: Final = 2_000
-BEGINNING_MS: Final = 200
-"""Timeout for one partition, after all together did not answer."""
+BEGINNING_MS: Final = 200  # timeout for one partition, after all together did not answer
 RECORDS_PER_POLL: Final = 40
 """A record holds some two hundred events: more would hold the loop for a second."""
 

@@ -24,10 +24,8 @@ from learner.ingest.sampling import MIN_RATE
 
 READ_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 5.0
-PATIENCE_SECONDS: Final = 1.0
-"""Time to read the topic to its end for an unknown scope."""
-GLANCE_SECONDS: Final = 0.1
-"""Longest wait for that in one call."""
+PATIENCE_SECONDS: Final = 1.0  # time to read the topic to its end for an unknown scope
+GLANCE_SECONDS: Final = 0.1  # longest wait for that in one call
 MAX_RECORDS: Final = 2_000
 """Of one read, and of those before this process started. A worker reports once a second."""
 MAX_SCOPES: Final = 1_000

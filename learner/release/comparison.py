@@ -42,10 +42,8 @@ WIDER: Final = 0.5
 WIDER_MARGINS: Final = 2.0
 MAX_PAUSE_SECONDS: Final = 60.0
 """Longer pauses of traffic count as this: a night without traffic decides nothing."""
-MAX_PAIRS: Final = 50_000
-"""Two megabytes."""
-MAX_INCARNATIONS: Final = 4_096
-"""Workers whose last cluster is known, the most recent ones."""
+MAX_PAIRS: Final = 50_000  # two megabytes
+MAX_INCARNATIONS: Final = 4_096  # workers whose last cluster is known, the most recent ones
 
 Kind = Literal["trial", "watch"]
 Verdict = Literal["promote", "drop", "cannot tell", "roll back", "keep", "give up"]

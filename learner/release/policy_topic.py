@@ -15,8 +15,7 @@ from decoder.contracts.topics import POLICY, policy_key
 from decoder.kafka.compacted import Compacted
 from decoder.limited_log import LimitedLog
 
-MAX_KEYS: Final = 100_000
-"""The most recently published: anybody may invent scopes."""
+MAX_KEYS: Final = 100_000  # the most recently published: anybody may invent scopes
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from learner.release.policy_topic import PolicyTopic
 
 ACK_SECONDS: Final = 4.0
 RETRY_SECONDS: Final = 2.0
-IMMEDIATE_SENDS: Final = 2
-"""Repeats without a pause: a recreated topic lacks the policy."""
+IMMEDIATE_SENDS: Final = 2  # repeats without a pause: a recreated topic lacks the policy
 MAX_PAUSE_SECONDS: Final = 60.0
 """Between repeats of a policy that the topic never retains; the pause doubles from two seconds."""
 

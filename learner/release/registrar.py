@@ -35,8 +35,7 @@ from learner.release.registry.moves import last_move
 
 log = logging.getLogger(__name__)
 
-FOLLOW_SECONDS: Final = 3.0
-"""Interval of reading aliases: one query for a page of models."""
+FOLLOW_SECONDS: Final = 3.0  # interval of reading aliases: one query for a page of models
 RETRY_SECONDS: Final = 15.0
 PAUSE_FACTOR: Final = 4.0
 """Pause after listing models, in its processor time: ten thousand models take seconds, in which the

@@ -13,16 +13,12 @@ from learner.scope import Scope
 from learner.scopes import initial_policy
 from learner.settings import LearnerSettings
 
-RECOVERED: Final = "kept"
-"""Origin of a policy that is in force here, but missing in the registry."""
+RECOVERED: Final = "kept"  # origin of a policy that is in force here, but missing in the registry
 INITIAL: Final = "its first policy"
 CANDIDATE: Final = "a candidate"
-RETURN: Final = "the first policy, which comes back"
-"""Kinds of registrations."""
-ROLLED_BACK: Final = "rolled back from version"
-"""Prefix of the reason of a learner's roll-back."""
-LEASE_LOST: Final = "the lease is lost"
-"""Refusal of a move that the next holder must make."""
+RETURN: Final = "the first policy, which comes back"  # kinds of registrations
+ROLLED_BACK: Final = "rolled back from version"  # prefix of the reason of a learner's roll-back
+LEASE_LOST: Final = "the lease is lost"  # refusal of a move that the next holder must make
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ from learner.settings import LearnerSettings
 
 log = logging.getLogger(__name__)
 
-ROUNDS_SECONDS: Final = 0.2
-"""For the rounds of one turn."""
+ROUNDS_SECONDS: Final = 0.2  # for the rounds of one turn
 
 
 class Rollouts:

@@ -23,18 +23,13 @@ from learner.training.rows import Buffer, Rows
 NAMES: Final = ("slow", "fast")
 SLOW, FAST = range(2)
 BATCH: Final = 128
-RECENT: Final = 600
-"""Newest drafts, from which the fast network learns."""
-STEPS: Final = 8
-"""Optimiser steps a block of drafts: each network sees a draft sixteen times."""
+RECENT: Final = 600  # newest drafts, from which the fast network learns
+STEPS: Final = 8  # optimiser steps a block of drafts: each network sees a draft sixteen times
 PER_SECOND: Final = 100.0
 """Above so many drafts a second, steps are reduced: learning takes the same share of a core."""
-WARM_UP: Final = 150
-"""Steps of randomly initialised networks at the start."""
-SHARE: Final = 0.02
-"""Share of each weight that passes to the others with every block."""
-BEHIND: Final = 0.05
-"""Weight below which a network is replaced by a copy of the leader."""
+WARM_UP: Final = 150  # steps of randomly initialised networks at the start
+SHARE: Final = 0.02  # share of each weight that passes to the others with every block
+BEHIND: Final = 0.05  # weight below which a network is replaced by a copy of the leader
 
 
 def _uniform() -> Floats:

@@ -127,8 +127,7 @@ class Buffer:
         return self._ring.take(numbers % self.capacity)
 
 
-HELD_OUT: Final = 4
-"""One session in so many, by its hash, is held out for evaluation."""
+HELD_OUT: Final = 4  # one session in so many, by its hash, is held out for evaluation
 
 
 def is_held_out(session: int) -> bool:

@@ -25,8 +25,7 @@ from learner.training.losses import Labels, labels_of, losses, tensors
 from learner.training.rows import Rows
 
 HIDDEN: Final[dict[Kind, tuple[int, ...]]] = {"payoff": (256, 256), "survival": (64, 64)}
-FAST: Final = 1e-3
-"""Learning rate of a randomly initialised network (paper, Table 10)."""
+FAST: Final = 1e-3  # learning rate of a randomly initialised network (paper, Table 10)
 SLOW: Final = 3e-4
 """Learning rate of a trained network. Some hundred drafts of a few requests are soon overfitted: at
 the rate above, candidates lost up to 1% when traffic changed, until the first policy was back; at

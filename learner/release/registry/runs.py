@@ -30,8 +30,7 @@ from learner.release.registry.connection import Connection
 EXPERIMENT: Final = "hvd-learner"
 PACKAGE: Final = "hybrid-verified-decoding"
 CODE: Final = Path(__file__).with_name("as_logged.py")
-BUNDLE: Final = "artifacts/policy.safetensors"
-"""Path of the bundle in a logged model."""
+BUNDLE: Final = "artifacts/policy.safetensors"  # path of the bundle in a logged model
 EXAMPLES: Final = 3
 _POLICY_PARAMS: Final = ("kind", "threshold", "use_model", "schema_id")
 

@@ -39,11 +39,9 @@ MODEL_PREFIX: Final = "hvd-payoff-"
 ARTIFACT: Final = runs.BUNDLE
 DIGEST_TAG: Final = "digest"
 PAGE_SIZE: Final = 100
-SCOPE_DIGITS: Final = 8
-"""Of the scope, in a model name that has target and drafter."""
+SCOPE_DIGITS: Final = 8  # of the scope, in a model name that has target and drafter
 MAX_NAME: Final = 64
-RETIRED: Final = "retired."
-"""Prefix of a tag with the files of a version that is being deleted."""
+RETIRED: Final = "retired."  # prefix of a tag with the files of a version that is being deleted
 
 
 class Registry:
