@@ -125,7 +125,7 @@ def test_an_invalid_move_tag_is_skipped(value: str | dict[str, object]) -> None:
 def test_the_oldest_versions_without_alias_are_retired_with_artifacts(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "PAGE", 2)
+    monkeypatch.setattr(versions, "PAGE_SIZE", 2)
     policies = registered(registry, 6)
     registry.move("ab12", "champion", 1)
     client, name = client_of(registry), registry.alias_state("ab12").name
@@ -283,7 +283,7 @@ def test_a_kill_leaves_no_version_without_its_artifact(
 def test_models_are_listed_page_by_page(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "PAGE", 3)
+    monkeypatch.setattr(versions, "PAGE_SIZE", 3)
     for number in range(8):
         client_of(registry).create_registered_model(f"{registry.prefix}s{number}")
     assert sorted(registry.alias_states()) == [f"s{number}" for number in range(8)]

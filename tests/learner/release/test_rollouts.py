@@ -114,7 +114,7 @@ def test_a_forced_promotion_is_rolled_back_despite_a_lost_lease(
     stage.registry.move(SCOPE, "champion", 2, "somebody", "it looks good")
     crew = stage.workers({2: 0.8})
     with monkeypatch.context() as lost:
-        lost.setattr(learner.registrar, "_may", lambda scope: False)
+        lost.setattr(learner.registrar, "_holds", lambda scope: False)
         work(learner, lambda: learner.scopes.loaded[SCOPE].version == 2, crew)
         work(learner, lambda: "the lease is lost" in caplog.text, crew)
     work(learner, lambda: stage.standing.champion == 1, crew)

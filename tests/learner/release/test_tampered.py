@@ -75,7 +75,7 @@ GONE: dict[str, Callable[[Stage, MlflowClient, str], object]] = {
 def test_the_policy_in_force_survives_its_version(
     stage: Stage, gone: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(moves, "UNDER_WAY", timedelta(0))  # it was promoted a moment ago
+    monkeypatch.setattr(moves, "IN_PROGRESS", timedelta(0))  # it was promoted a moment ago
     learner = stage.learner("off")
 
     def serves() -> bool:
