@@ -97,8 +97,8 @@ def test_the_policy_in_force_survives_its_version(
     assert champion is not None
     step_until(lambda: serves() and learner.scopes.loaded[SCOPE].version == champion)
     assert stage.registry.digest(SCOPE, champion) == digest_of(SERVED)
-    step_until(lambda: any("no champion any more" in line for line in lines(caplog)))
-    assert sum("no champion any more" in line for line in lines(caplog)) == 1
+    step_until(lambda: any("had lost its champion" in line for line in lines(caplog)))
+    assert sum("had lost its champion" in line for line in lines(caplog)) == 1
 
 
 def test_a_deleted_run_is_harmless(registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
@@ -130,7 +130,7 @@ def test_artifact_errors_are_reported_in_one_sentence(
     desk.request([("ab12", 1)])
     until(lambda: desk.given_up["refused"] == 1)
     assert desk.pending() and not desk.away_since
-    (told,) = (line for line in lines(caplog) if "what is served stays;" in line)
+    (told,) = (line for line in lines(caplog) if "the served policy stays;" in line)
     assert "waits, and is tried" in told and "\n" not in told
     assert not any(record.exc_info for record in caplog.records)
     assert registry.alias_state("ab12").champion == 1
