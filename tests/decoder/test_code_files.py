@@ -269,7 +269,7 @@ def test_sources_are_those_of_all_imported_modules_of_the_package(
     ):  # fmt: skip
         (room / f"{file}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("room.a", "room.alone"):
+    for name in ("room.a", "room.alone", "decoder.compiled"):
         importlib.import_module(name)
     assert len(sources("room.a")) == 3 and len(sources("room.b")) == 2
     assert len(sources("room.alone")) == 1, "the same whatever else was imported before"
