@@ -47,7 +47,7 @@ def profile(engine: ReferenceEngine, method: Method) -> LiveCosts:
             arm.catch_up()
         for _ in range(ATTEMPTS):
             taken = profiling.Profile("reference", most=MOST, drafted=length, seconds=SECONDS)
-            taken.take(step, draft if arm else None)
+            taken.measure(step, draft if arm else None)
             if not (doubt := taken.doubt):
                 break
             log.warning("a profile is not believed: %s", doubt)

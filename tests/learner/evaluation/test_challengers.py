@@ -12,7 +12,7 @@ from scipy.stats import binom
 from decoder.contracts.bundle import MAX_DRAFT, frequency_policy
 from decoder.contracts.features import FEATURES
 from decoder.policy.estimate import predict
-from decoder.policy.rule import CACHE, MODEL, NONE, Choice
+from decoder.policy.rule import CACHE, MODEL, NONE
 from learner.evaluation.challengers import (
     AGES,
     CLUSTERS,
@@ -32,6 +32,7 @@ from learner.evaluation.challengers import (
 from learner.evaluation.clusters import Cluster
 from learner.evaluation.costs import NOMINAL, Costs, measure, robust_line
 from learner.evaluation.effect import FEWEST
+from learner.evaluation.independent import Choice
 from learner.evaluation.skill import FIGURES
 from learner.evaluation.tune import LEAST_RATE, best_threshold, tune_policy, worth
 from learner.release.registrations import registration_of
