@@ -41,6 +41,7 @@ from decoder.core.costs import STALL, LiveCosts
 from decoder.core.counters import Counters
 from decoder.core.events import Sink
 from decoder.core.guards.controller import Controller
+from decoder.core.guards.probation import COMPARED, Probation, weight_of
 from decoder.core.payoff.model_arm import START, ModelArm
 from decoder.core.rate import LiveRate
 from decoder.core.requests import Decision, Decisions, RequestOptions, StepReport
@@ -101,6 +102,8 @@ class DraftRouter:
         self.table, self.counters = self.requests.table, self.requests.counters
         self.memories = self.requests.memories
         self.controller = Controller(self.model_arm, guarded)
+        self.probation = Probation(self.table.arrays.counts["probation"], policy, guarded)
+        self._sampled: Step | None = None  # the last step, where the former policy is evaluated
         self.rate, self.timer = LiveRate(), StepTimer()
         self.model_gain_us: float | None = None
         self._outbox = Handles[cycles.Outbox]()
@@ -201,7 +204,7 @@ class DraftRouter:
                 champion decides the step.
         """
         self.timer.begin_choice()
-        champion, interleaver, variant = self.policy, self.interleaver, None
+        champion, interleaver, variant = self._serving(), self.interleaver, None
         if self._champion.policy is not champion:
             self._champion = Variant("", champion)
         if interleaver is not None:
@@ -218,6 +221,15 @@ class DraftRouter:
             interleaver.disable(variant)
         return self._choose(report, self._champion)
 
+    def _serving(self) -> Policy:
+        """The policy that decides; another one than before is on probation."""
+        champion = self.policy
+        if champion is not self.probation.champion and self.probation.begin(champion):
+            table = self.table.arrays
+            table.requests["compared"] = np.zeros((), COMPARED)
+            table.requests["window"]["weight"] = table.cycles["step"]["former_weight"] = 0
+        return self.probation.serving(champion)
+
     def _choose(self, report: StepReport, variant: Variant) -> Decisions:
         step = self._propose(report, variant)
         rule = self.rule if variant.draft_source == "worker" else choose
@@ -226,6 +238,9 @@ class DraftRouter:
         step.candidates["arm"] = step.candidates["policy_arm"]
         if variant.draft_source == "worker":
             chosen = self.controller.override(step, chosen, decides, self.costs)
+        evaluates = decides and self.controller.proposes
+        sampled = evaluates and self.probation.samples(step.batch_size)
+        self._sampled = step if sampled else None
         return self._open_cycles(step, variant, chosen)
 
     def _propose(self, report: StepReport, variant: Variant) -> Step:
@@ -302,6 +317,11 @@ class DraftRouter:
         self.timer.add(start, exposed)
 
     def _settle(self) -> None:
+        if self._sampled is not None:
+            step, self._sampled = self._sampled, None
+            choice = self.probation.choose(step, self._model_len)
+            weight = weight_of(step.batch_size)
+            cycles.note_former(self.table.arrays, self._slots, choice, weight)
         if self.table.arrays.counts["unsettled"][0]:
             sink, costs, floor = self.requests.sink, self.costs.table, self.controller.floor
             outbox = self._outbox.of(cycles.Outbox(sink.raw, sink.control, sink.words))
@@ -309,6 +329,8 @@ class DraftRouter:
                 self.requests.state(), floor.state, costs.dense, costs.prices, outbox
             )
             sink.written()
+            if self.probation.settle():
+                floor.serving, floor.state["ahead"] = "policy", 0.0
         self.table.settled()
 
     def stop(self, name: str, reason: str) -> None:

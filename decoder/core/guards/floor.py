@@ -28,7 +28,8 @@ from decoder.policy.rule import CACHE, MODEL, NONE
 
 Option = Literal["policy", "none", "model", "cache"]
 OPTIONS: Final[tuple[Option, ...]] = ("policy", "none", "model", "cache")
-POLICY, NOTHING, MODELLED, CACHED = range(4)
+POLICY, NOTHING, MODELLED, CACHED, FORMER = range(5)
+"""Options by number; the last is the policy before, of which ``probation`` makes use."""
 Dense = NDArray[np.float64]
 Prices = tuple[float, float, float]
 FLOOR: Final = np.dtype(
@@ -46,8 +47,10 @@ WINDOW: Final = np.dtype(
         ("tokens", "f8"),  # committed
         ("requests", "f8"),  # sum of the batch sizes
         ("cycles", "f8"),
-        ("committed", "f8", (len(OPTIONS),)),  # tokens that each option would have committed
-        ("time", "f8", (len(OPTIONS),)),  # microseconds that it would have taken
+        ("committed", "f8", (FORMER + 1,)),  # tokens that each option would have committed
+        ("time", "f8", (FORMER + 1,)),  # microseconds that it would have taken
+        ("steps", "f8", (FORMER + 1,)),  # once full, plain steps that it would have needed
+        ("weight", "f8"),  # steps for which those with a choice of the former policy stand
     ],
     align=True,
 )
@@ -119,6 +122,7 @@ class OptionChoice(NamedTuple):
     length: int  # draft tokens of the request
     step_tokens: int  # draft tokens of all requests
     step_models: int  # requests with a model draft
+    model: float  # expected accepted length of its model draft
 
 
 @compiled
@@ -142,7 +146,7 @@ def outcome_of(
         models, drafting_us = choice.step_models, drafting_time(length, batch, prices)
         accepted = event["model_accepted"]  # -1: none was verified
         if cycle["arm"] != MODEL or event["verified_len"]:
-            tokens += accepted if accepted >= 0 else event["predicted_model"]
+            tokens += min(accepted, length) if accepted >= 0 else choice.model
         else:
             length, drafting_us = 0, drafting_us if event["drafted_len"] else 0.0
     prefill = step["prefill_tokens"]
@@ -154,26 +158,34 @@ def outcome_of(
 def outcomes_of(
     cycle: Any, event: Any, dense: Dense, prices: Prices, outcomes: NDArray[np.float64]
 ) -> None:
-    """Fill ``outcomes`` [options, 2] with each option's :func:`outcome_of` a cycle. Another policy
-    would be one more option: its choice in the cycle, its totals in the step, its line here."""
-    step, k = cycle["step"], cycle["step"]["model_len"]
+    """Fill ``outcomes`` [options, 2] with each option's :func:`outcome_of` a cycle."""
+    step, k, expected = cycle["step"], cycle["step"]["model_len"], event["predicted_model"]
     batch: Any = np.int64(event["batch_size"])  # int32 there: all choices have one type
     policy = OptionChoice(
-        cycle["policy_arm"], cycle["policy_len"], step["policy_tokens"], step["policy_models"]
-    )
-    model = OptionChoice(MODEL if k else NONE, k, k * batch, batch)
-    cache = OptionChoice(CACHE, cycle["cached_len"], step["cached_tokens"], 0)
+        cycle["policy_arm"], cycle["policy_len"], step["policy_tokens"], step["policy_models"],
+        expected,
+    )  # fmt: skip
+    model = OptionChoice(MODEL if k else NONE, k, k * batch, batch, expected)
+    cache = OptionChoice(CACHE, cycle["cached_len"], step["cached_tokens"], 0, expected)
     outcomes[POLICY] = outcome_of(policy, cycle, event, dense, prices)
-    outcomes[NOTHING] = outcome_of(OptionChoice(NONE, 0, 0, 0), cycle, event, dense, prices)
+    none = OptionChoice(NONE, 0, 0, 0, expected)
+    outcomes[NOTHING] = outcome_of(none, cycle, event, dense, prices)
     outcomes[MODELLED] = outcome_of(model, cycle, event, dense, prices)
     outcomes[CACHED] = outcome_of(cache, cycle, event, dense, prices)
+    outcomes[FORMER] = outcomes[POLICY]
+    if step["former_weight"]:
+        former = OptionChoice(
+            cycle["former_arm"], cycle["former_len"], step["former_tokens"],
+            step["former_models"], cycle["former_model"],
+        )  # fmt: skip
+        outcomes[FORMER] = outcome_of(former, cycle, event, dense, prices)
 
 
 @compiled
 def update_test(floor: Any, steps: NDArray[np.float64]) -> None:
     """Update the test with a window in which each option needs ``steps``. Mutates ``floor``."""
     needed, ahead, serving_steps = floor["needed"], floor["ahead"], steps[floor["serving"]]
-    for option in range(len(steps)):
+    for option in range(len(needed)):
         needed[option] = DECAY * needed[option] + steps[option]
         option_steps = steps[option] if option == POLICY else steps[option] * (1.0 + TOLERANCE)
         ahead[option] = max(ahead[option] + serving_steps - option_steps, 0.0)
@@ -192,26 +204,27 @@ def update_test(floor: Any, steps: NDArray[np.float64]) -> None:
 @compiled
 def add_cycle(
     floor: Any, window: Any, committed: int, outcomes: NDArray[np.float64], batch: int
-) -> None:
+) -> bool:
     """Add one cycle of a step of ``batch`` requests to a window; a full window updates the test.
-    Mutates ``floor`` and ``window``."""
+    Whether it is full. Mutates ``floor`` and ``window``."""
     window["cycles"] += 1.0
     window["requests"] += batch
     window["tokens"] += committed
     for option in range(len(outcomes)):
         window["committed"][option] += outcomes[option, 0]
         window["time"][option] += outcomes[option, 1]
-    cycles = window["cycles"]
-    if cycles >= WINDOW_CYCLES:
-        plain = window["time"][NOTHING] / cycles * (window["requests"] / cycles)
-        steps = np.empty(len(outcomes))
-        for option in range(len(outcomes)):
-            time = window["tokens"] * window["time"][option]
-            steps[option] = time / (window["committed"][option] * plain)
-        window["cycles"] = window["requests"] = window["tokens"] = 0.0
-        window["committed"][:] = 0.0
-        window["time"][:] = 0.0
-        update_test(floor, steps)
+    cycles, steps = window["cycles"], window["steps"]
+    if cycles < WINDOW_CYCLES:
+        return False
+    plain = window["time"][NOTHING] / cycles * (window["requests"] / cycles)
+    for option in range(len(outcomes)):
+        time = window["tokens"] * window["time"][option]
+        steps[option] = time / (window["committed"][option] * plain)
+    window["cycles"] = window["requests"] = window["tokens"] = 0.0
+    window["committed"][:] = 0.0
+    window["time"][:] = 0.0
+    update_test(floor, steps)
+    return True
 
 
 class Floor:
