@@ -19,7 +19,14 @@ from decoder.compiled import (
 from decoder.contracts.fields import CYCLE as OWN
 from decoder.contracts.fields import REQUEST as NAMES
 from decoder.contracts.fields import STEP
-from decoder.core.guards.floor import FLOOR, FORMER, add_cycle, cache_arm_lengths, outcomes_of
+from decoder.core.guards.floor import (
+    FLOOR,
+    FORMER,
+    add_cycle,
+    cache_arm_lengths,
+    former_outcome,
+    outcomes_of,
+)
 from decoder.core.guards.probation import count_request, update_probation
 from decoder.core.table import STEP_CHOICE, Table, state_of
 from decoder.policy.rule import CACHE, MODEL, NONE, SITUATION
@@ -263,8 +270,8 @@ def note_former(table: Table, slots: NDArray[np.int64], choice: NDArray[Any], we
     for ``weight``. Mutates."""
     numbers = table.requests["cycle"][slots[choice["place"]]]
     choice, numbers = choice[numbers >= 0], numbers[numbers >= 0]
-    for field, of in (("arm", "policy_arm"), ("len", "length"), ("model", "model")):
-        table.cycles[f"former_{field}"][numbers] = choice[of]
+    table.cycles["former_arm"][numbers] = choice["policy_arm"]
+    table.cycles["former_len"][numbers] = choice["length"]
     steps = table.cycles["step"]
     steps["former_tokens"][numbers] = choice["length"].sum()
     steps["former_models"][numbers] = np.count_nonzero(choice["policy_arm"] == MODEL)
@@ -307,18 +314,22 @@ def settle(
         rows written since the ring was created.
     """
     table, out = state_of(handle).table, outbox_of(outbox)
-    head, settled, outcomes = out.control[HEAD], out.control[SETTLED], np.empty((FORMER + 1, 2))
+    head, settled, probation = out.control[HEAD], out.control[SETTLED], table.counts[0]["probation"]
+    outcomes = np.empty((FORMER + 1, 2))
+    options = outcomes if probation["left"] > 0 else outcomes[:FORMER]
     for i in range(table.counts[0]["unsettled"]):
         number = table.unsettled[i]
         row, cycle = table.rows[number], table.cycles[number]
         if floors[0]["enabled"] and cycle["committed"] > 0 and cycle["step"]["serves"]:
             outcomes_of(cycle, row, dense, prices, outcomes)
-            request, probation = table.requests[cycle["slot"]], table.counts[0]["probation"]
-            window, batch = request["window"], row["batch_size"]
-            window["weight"] += cycle["step"]["former_weight"]
-            full = add_cycle(floors[0], window, cycle["committed"], outcomes, batch)
-            if full and window["weight"] > 0.0 and probation["left"] > 0:
-                update_probation(probation, request["compared"], window, batch)
+            request, batch = table.requests[cycle["slot"]], row["batch_size"]
+            if probation["left"] > 0:
+                former_outcome(cycle, row, dense, prices, outcomes)
+            full = add_cycle(floors[0], request["window"], cycle["committed"], options, batch)
+            if probation["left"] > 0:
+                request["window"]["weight"] += cycle["step"]["former_weight"]
+                if full and request["window"]["weight"] > 0.0:
+                    update_probation(probation, request["compared"], request["window"], batch)
         label_event(handle, number, out.words)
         if len(out.rows):
             if row["side"] < 0 or table.raw[number, _NAMES_AT] == _UNNAMED:

@@ -90,9 +90,8 @@ CYCLE: Final = np.dtype(
         ("policy_arm", "i8"),  # the arm the policy preferred, and its draft tokens
         ("policy_len", "i8"),
         ("cached_len", "i8"),  # draft tokens under the cache arm
-        ("former_arm", "i8"),  # the arm the former policy preferred, its draft tokens, and what its
-        ("former_len", "i8"),  # model draft is expected to bring
-        ("former_model", "f8"),
+        ("former_arm", "i8"),  # the arm the former policy preferred, and its draft tokens
+        ("former_len", "i8"),
         ("reported", "i8"),  # 1 once the engine has reported what it drafted
         ("committed", "i8"),
         ("step", STEP_CHOICE),

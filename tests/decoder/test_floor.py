@@ -18,7 +18,6 @@ from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.guards.controller import PROBE_EVERY
 from decoder.core.guards.floor import (
-    FORMER,
     OPTIONS,
     WINDOW,
     WINDOW_CYCLES,
@@ -333,14 +332,14 @@ def outcomes(
     verified: int = 0, drafted: int = 0, seen: int = -1,
 ) -> list[list[float]]:  # fmt: skip
     """Tokens and time of each option."""
-    found, cycle, event = np.zeros((FORMER + 1, 2)), np.zeros(1, CYCLE), np.zeros(1, ROW)
+    found, cycle, event = np.zeros((len(OPTIONS), 2)), np.zeros(1, CYCLE), np.zeros(1, ROW)
     cycle["arm"], cycle["policy_arm"], cycle["policy_len"] = arm, wanted, wanted_len
     cycle["cached_len"] = draft_len
     cycle["step"] = step.wanted, step.drafting, step.cached, 0, K, 0, 1, 0, 0, 0
     event["batch_size"], event["accepted"], event["verified_len"] = step.batch, accepted, verified
     event["drafted_len"], event["model_accepted"], event["predicted_model"] = drafted, seen, 1.5
     outcomes_of(cycle[0], event[0], COSTS.dense, COSTS.prices, found)
-    return found[: len(OPTIONS)].tolist()
+    return found.tolist()
 
 
 request = st.tuples(st.sampled_from([NONE, MODEL, CACHE]), st.integers(1, 6), st.integers(0, 4))

@@ -122,7 +122,6 @@ class OptionChoice(NamedTuple):
     length: int  # draft tokens of the request
     step_tokens: int  # draft tokens of all requests
     step_models: int  # requests with a model draft
-    model: float  # expected accepted length of its model draft
 
 
 @compiled
@@ -146,7 +145,7 @@ def outcome_of(
         models, drafting_us = choice.step_models, drafting_time(length, batch, prices)
         accepted = event["model_accepted"]  # -1: none was verified
         if cycle["arm"] != MODEL or event["verified_len"]:
-            tokens += min(accepted, length) if accepted >= 0 else choice.model
+            tokens += accepted if accepted >= 0 else event["predicted_model"]
         else:
             length, drafting_us = 0, drafting_us if event["drafted_len"] else 0.0
     prefill = step["prefill_tokens"]
@@ -158,27 +157,33 @@ def outcome_of(
 def outcomes_of(
     cycle: Any, event: Any, dense: Dense, prices: Prices, outcomes: NDArray[np.float64]
 ) -> None:
-    """Fill ``outcomes`` [options, 2] with each option's :func:`outcome_of` a cycle."""
-    step, k, expected = cycle["step"], cycle["step"]["model_len"], event["predicted_model"]
+    """Fill ``outcomes`` [options, 2] with each option's :func:`outcome_of` a cycle; the former
+    policy's is :func:`former_outcome`."""
+    step, k = cycle["step"], cycle["step"]["model_len"]
     batch: Any = np.int64(event["batch_size"])  # int32 there: all choices have one type
     policy = OptionChoice(
-        cycle["policy_arm"], cycle["policy_len"], step["policy_tokens"], step["policy_models"],
-        expected,
-    )  # fmt: skip
-    model = OptionChoice(MODEL if k else NONE, k, k * batch, batch, expected)
-    cache = OptionChoice(CACHE, cycle["cached_len"], step["cached_tokens"], 0, expected)
+        cycle["policy_arm"], cycle["policy_len"], step["policy_tokens"], step["policy_models"]
+    )
+    model = OptionChoice(MODEL if k else NONE, k, k * batch, batch)
+    cache = OptionChoice(CACHE, cycle["cached_len"], step["cached_tokens"], 0)
     outcomes[POLICY] = outcome_of(policy, cycle, event, dense, prices)
-    none = OptionChoice(NONE, 0, 0, 0, expected)
-    outcomes[NOTHING] = outcome_of(none, cycle, event, dense, prices)
+    outcomes[NOTHING] = outcome_of(OptionChoice(NONE, 0, 0, 0), cycle, event, dense, prices)
     outcomes[MODELLED] = outcome_of(model, cycle, event, dense, prices)
     outcomes[CACHED] = outcome_of(cache, cycle, event, dense, prices)
+
+
+@compiled
+def former_outcome(
+    cycle: Any, event: Any, dense: Dense, prices: Prices, outcomes: NDArray[np.float64]
+) -> None:
+    """Fill the former policy's row of ``outcomes``: the champion's where it was not evaluated."""
+    step = cycle["step"]
     outcomes[FORMER] = outcomes[POLICY]
     if step["former_weight"]:
-        former = OptionChoice(
-            cycle["former_arm"], cycle["former_len"], step["former_tokens"],
-            step["former_models"], cycle["former_model"],
-        )  # fmt: skip
-        outcomes[FORMER] = outcome_of(former, cycle, event, dense, prices)
+        choice = OptionChoice(
+            cycle["former_arm"], cycle["former_len"], step["former_tokens"], step["former_models"]
+        )
+        outcomes[FORMER] = outcome_of(choice, cycle, event, dense, prices)
 
 
 @compiled

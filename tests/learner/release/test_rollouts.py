@@ -138,8 +138,10 @@ def test_what_workers_went_back_from_is_taken_back_for_all(stage: Stage, rollout
     step_until(learner, lambda: SCOPE in learner.scopes.awake and SCOPE in learner.rollouts.of)
     step_until(learner, lambda: learner.scopes.awake[SCOPE].version == 1)
     status = WorkerStatus(process="w", scope=SCOPE, time=1.0)
+    step_until(learner, lambda: learner.publisher.published.last(SCOPE) is not None)
     before = learner.publisher.published.last(SCOPE).number
     stage.registry.move(SCOPE, "champion", 2, "somebody", "it looks good")
+    step_until(learner, lambda: learner.publisher.published.last(SCOPE).version == 2)
     step_until(learner, lambda: learner.scopes.awake[SCOPE].version == 2)
     for number in (before, learner.publisher.published.last(SCOPE).number):
         assert stage.standing.champion == 2
@@ -149,7 +151,7 @@ def test_what_workers_went_back_from_is_taken_back_for_all(stage: Stage, rollout
         for _ in range(5):
             learner.step()
     if rollout == "off":  # what is learned next brings the first policy
-        produce(stage.kafka, batches(EVENTS[200:400]))
+        produce(stage.kafka, batches(EVENTS[200:400], first=20))
     step_until(learner, lambda: stage.standing.champion != 2)
     if rollout == "auto":
         step_until(learner, stage.tagged(2, watch="rolled back"))
