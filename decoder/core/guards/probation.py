@@ -119,9 +119,9 @@ class Probation:
 
     def choose(self, step: Step, model_len: int) -> NDArray[Any]:
         """The former policy's choice in a step that the champion decided: candidates [n]."""
-        candidates, situation = step.candidates.copy(), step.situation.copy()
-        situation["model_len"] = model_len
-        choose(self._former, step._replace(candidates=candidates, situation=situation))
+        candidates, inputs = step.candidates.copy(), step.inputs.copy()
+        inputs["model_len"] = model_len
+        choose(self._former, step._replace(candidates=candidates, inputs=inputs))
         return candidates
 
     def settle(self) -> bool:

@@ -18,8 +18,8 @@ from scipy.stats import binom
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Block, Round
-from decoder.experiment.effect import FEWEST, FORETOLD, WIDTH, gain_effect
 from learner.evaluation.contest import MIN_GAIN, Regret
+from learner.evaluation.effect import FEWEST, FORETOLD, WIDTH, gain_effect
 from learner.release.comparison import SHARE, Comparison, Table
 from learner.settings import LearnerSettings
 from tests.decoder.test_probation import probation
@@ -241,7 +241,10 @@ def _trials(runs: int) -> None:
 
 def _gates(runs: int) -> None:
     """Of which all clusters but a few gain about 1 and the few lose all."""
-    print("\n| loss: chance, size | clusters a session | mean | passed | sessions | gained | on probation |")
+    print(
+        "\n| loss: chance, size | clusters a session | mean | passed | sessions | gained |", end=""
+    )
+    print(" on probation |")
     for chance, loss in [(0.0, 0.0), *SKEWS]:
         for each in (1, 8):
             for mean in (0.0, -0.2, 0.5):
