@@ -9,6 +9,8 @@ from typing import Final
 
 from decoder.limited_log import LimitedLog
 
+_Calls = queue.Queue[Callable[[], object] | None]
+
 CLOSE_SECONDS: Final = 5.0
 """For what was offered, when its caller leaves: a process that is stopped has half a minute."""
 
@@ -17,9 +19,9 @@ class Background:
     """A daemon thread: a server that does not answer keeps no process from ending."""
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.Queue[Callable[[], object] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._work, name=f"hvd-{name}", daemon=True)
+        self._name = f"hvd-{name}"
         self._limited_log = LimitedLog()
+        self._open()
 
     @property
     def waiting(self) -> int:
@@ -39,18 +41,26 @@ class Background:
             self._thread.start()
 
     def close(self) -> bool:
-        """End, once all is done that was offered; False where a call does not return in time."""
-        self._calls.put(None)
-        if self._thread.ident is not None:
-            self._thread.join(CLOSE_SECONDS)
-        return not self._thread.is_alive()
+        """End, once all is done that was offered; False where a call does not return in time.
+        Calls that are offered afterwards have a thread of their own."""
+        calls, thread = self._calls, self._thread
+        self._open()
+        if thread.ident is not None:
+            calls.put(None)
+            thread.join(CLOSE_SECONDS)
+        return not thread.is_alive()
 
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
+    def _open(self) -> None:
+        self._calls: _Calls = queue.Queue()
+        self._thread = threading.Thread(
+            target=self._work, args=(self._calls,), name=self._name, daemon=True
+        )
+
+    def _work(self, calls: _Calls) -> None:
+        while (call := calls.get()) is not None:
             try:
                 call()
             except Exception:  # noqa: BLE001 -- the calls after it are made all the same
-                self._limited_log.exception(f"{self._thread.name}: a call failed")
+                self._limited_log.exception(f"{self._name}: a call failed")
             finally:
-                self._calls.task_done()
-        self._calls.task_done()
+                calls.task_done()

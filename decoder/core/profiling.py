@@ -5,8 +5,7 @@ the powers of two, then halves, then quarters. If a size would take too much of 
 all larger ones are skipped; serving measures them if they occur.
 
 Other processes start at the same time and disturb the times. A profile is accepted only if it has
-several sizes whose times repeat and grow plausibly. Otherwise profiling continues when the machine
-is idle, and costs have a default shape until then.
+several sizes whose times repeat and grow plausibly. Otherwise costs have a default shape.
 """
 
 from __future__ import annotations
@@ -22,16 +21,14 @@ from decoder.policy.pricing import FEW, MAX_TOKENS, CostTable, nominal, padded
 
 log = logging.getLogger(__name__)
 
-SECONDS: Final = 20.0
-"""Profiling budget of an accelerator's start, seconds."""
+SECONDS: Final = 20.0  # profiling budget of an accelerator's start, seconds
 SHARE: Final = 0.08
 """Maximum share of the budget for one step, to leave time for many sizes and rounds."""
 ROUNDS: Final = 4
 """Measurements per size if the budget allows; the fastest counts."""
 MIN_SIZES: Final = 4
 """Sizes that a profile needs, or all if there are fewer."""
-MAX_REPEAT_RATIO: Final = 1.3
-"""Maximum ratio of a size's second fastest time to its fastest."""
+MAX_REPEAT_RATIO: Final = 1.3  # maximum ratio of a size's second fastest time to its fastest
 MIN_RATIO: Final = 0.7
 """Minimum ratio of a step's time to that of one with fewer tokens: up to ``FEW``, larger steps may
 be a little faster."""
@@ -44,12 +41,10 @@ Run = Callable[[int], float | None]
 
 
 def levels(most: int, graphs: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
-    """Sizes [tokens] to time, ascending in each of three levels from coarse to fine.
+    """Sizes up to ``most`` tokens to time, ascending in each of three levels from coarse to fine.
 
-    Args:
-        most: the largest possible step.
-        graphs: sizes the engine pads a step to; the largest and the one after it are coarse sizes,
-            because larger steps run without graphs.
+    The largest of ``graphs``, the sizes the engine pads a step to, and the one after it are coarse
+    sizes, because larger steps run without graphs.
     """
     most = max(min(most, MAX_TOKENS), 1)
     ends = (graphs[-1], graphs[-1] + 1) if graphs else ()
@@ -81,15 +76,12 @@ class Profile:
         drafted: int = 1,
         seconds: float = SECONDS,
     ) -> None:
-        """Begin without times.
+        """Begin without times, for set-up ``setup`` with steps of at most ``most`` tokens.
 
         Args:
-            setup: the set-up it is valid for.
-            most: tokens of the largest possible step.
             graphs: ascending sizes that the engine pads a step to.
             rows: batch sizes at which drafting is timed; a line is fitted through first and last.
             drafted: tokens that the model drafter makes for each request.
-            seconds: the budget.
         """
         self._seconds = seconds
         self._setup, self._graphs, self._rows, self._drafted = setup, tuple(graphs), rows, drafted
@@ -97,19 +89,14 @@ class Profile:
         self.target = dict[int, list[float]]()  # by tokens
         self.drafter = dict[int, list[float]]()  # by requests
 
-    def take(self, step: Run, draft: Run | None = None, *, seconds: float | None = None) -> bool:
-        """Time steps of all sizes in rounds. Mutates; a later call resumes.
+    def measure(self, step: Run, draft: Run | None = None) -> None:
+        """Time steps of all sizes in rounds. Mutates.
 
         Args:
             step: runs that many tokens through the target, and waits for the device.
             draft: drafts for that many requests; None without a model drafter.
-            seconds: after which no further step is timed; None for the whole budget.
-
-        Returns:
-            Whether all sizes within the budget were timed.
         """
-        start, complete = time.perf_counter(), True
-        left = seconds = self._seconds if seconds is None else seconds
+        start, left = time.perf_counter(), self._seconds
         coarse, halves, quarters = self._levels
         every = tuple(sorted((*coarse, *halves, *quarters)))
         rounds = ((1, coarse), (2, coarse), (1, halves), (1, quarters), (2, halves), (2, quarters))
@@ -120,19 +107,17 @@ class Profile:
             for n in sizes:
                 if len(self.target.get(n, ())) >= times:
                     continue
-                left = seconds - (time.perf_counter() - start)
+                left = self._seconds - (time.perf_counter() - start)
                 below = max((size for size in self.target if size <= n), default=0)
                 estimate = min(self.target[below]) * n / below if below else 0.0
                 if n not in self.target and estimate > SHARE * self._seconds:
                     break
                 if self.target and (left <= 0 or (n not in self.target and estimate > left)):
-                    complete = False
                     break
                 _time(step, n, self.target)
         elapsed = time.perf_counter() - start
         known = ", ".join(map(str, sorted(self.target)))
         log.info("profiled steps of %s tokens in %.1f s", known, elapsed)
-        return complete
 
     @property
     def doubt(self) -> str:
@@ -147,13 +132,13 @@ class Profile:
                 return f"times of steps of {', '.join(map(str, bad or every))} {what} differ"
         slowest = 0.0
         for n, more in pairwise(sizes):
-            one, other = min(self.target[n]), min(self.target[more])
-            slowest = max(slowest, one)
-            if other < MIN_RATIO * slowest:
-                return f"{more} tokens took {other / slowest:.2f} of what fewer did"
+            smaller, larger = min(self.target[n]), min(self.target[more])
+            slowest = max(slowest, smaller)
+            if larger < MIN_RATIO * slowest:
+                return f"{more} tokens took {larger / slowest:.2f} of what fewer did"
             behind_graphs = self._graphs and n <= self._graphs[-1] < more
-            if other > MAX_TOKEN_RATIO * one * more / n and not behind_graphs:
-                return f"{more} tokens took {other / one:.1f} times what {n} did"
+            if larger > MAX_TOKEN_RATIO * smaller * more / n and not behind_graphs:
+                return f"{more} tokens took {larger / smaller:.1f} times what {n} did"
         return ""
 
     @property

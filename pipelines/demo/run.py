@@ -43,10 +43,11 @@ ENOUGH: Final = 20
 so the interval need not be widened for every earlier look."""
 ENOUGH_DRAFTS: Final = 300
 """Drafts that the learner's policy has foreseen when the phase that is for it is over."""
-DRAIN_SECONDS: Final = 60.0
+DRAIN_SECONDS: Final = 180.0
 """How long the learner may take in nothing new before what it has not is called lost."""
-REPORT_SECONDS: Final = 30.0
-"""Until a worker or a learner that runs has said something of itself."""
+REPORT_SECONDS: Final = 600.0
+"""Until worker and learner report their first status: beside busy processes the learner, which has
+a low priority, takes minutes to start."""
 HOME: Final = Path("var/demo")
 SETTINGS: Final[Mapping[str, str]] = {
     "HVD_WORKER_VARIANTS": "plain,suffix,model",
@@ -103,7 +104,8 @@ def _served(
     for name, statuses in {"worker": ledger.statuses, "learner": ledger.learner}.items():
         # rates need a reading before the traffic
         ready = partial(bool, statuses)
-        wait_until(children[name], ready, REPORT_SECONDS, list(children.values()))
+        with console.status(f"waiting for the first status of the {name}"):
+            wait_until(children[name], ready, REPORT_SECONDS, list(children.values()))
     before, began = ledger.consumed, time.time()
     with console.status("timing plain steps"):
         step_s = plain_step_s(stack.api, stack.model)

@@ -18,7 +18,7 @@ import numpy as np
 
 from decoder.contracts.bundle import CHAMPION, FIRST
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX, Round
-from decoder.experiment.effect import WALL, WIDTH, Effect, effect_in, effect_of, pair_of
+from learner.evaluation.effect import WALL, WIDTH, Effect, effect_in, effect_of, pair_of
 from pipelines.watch.ledger import ARMS, Ledger, Phase
 
 POINTS: Final = 80
@@ -81,7 +81,7 @@ def uplifts(
     rounds: Sequence[Round], phases: Iterable[Phase], at_end: bool = False
 ) -> dict[str, dict[str, Effect]]:
     """Rates over each other side's by the clock, by side, of :func:`by_kind`. ``at_end``: of a run
-    whose length did not depend on them (:func:`decoder.experiment.effect.effect`)."""
+    whose length did not depend on them (:func:`learner.evaluation.effect.effect`)."""
     sides = compared(rounds)
     return {
         kind: {side: effect_of(part, CHAMPION, side, at_end) for side in sides}

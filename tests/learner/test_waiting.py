@@ -266,7 +266,17 @@ def test_calls_are_made_in_their_order_and_one_that_fails_ends_none_after_it() -
         assert background.waiting == 3 and not background.idle()
         gate.set()
         assert background.idle(60.0)
-    assert made == [2, 1] and not background._thread.is_alive()
+    assert made == [2, 1]
+
+
+def test_who_was_closed_makes_the_calls_that_are_offered_later() -> None:
+    made: list[int] = []
+    background = Background("test")
+    for turn in range(3):  # the first has not made any call before it is closed
+        assert background.close() and background.idle()
+        background.offer(lambda turn=turn: made.append(turn))
+        assert background.idle(60.0)
+    assert background.close() and made == [0, 1, 2]
 
 
 def test_a_registry_that_takes_long_to_list_is_listed_less_often(

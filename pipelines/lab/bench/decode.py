@@ -35,9 +35,8 @@ from pipelines.workloads import prompt_sets
 
 if TYPE_CHECKING:
     from decoder.engines.reference.engine import ReferenceEngine
-    from decoder.engines.reference.generation import Generation
-    from decoder.engines.reference.method import Method
-    from decoder.engines.reference.session import Session
+    from decoder.engines.reference.session import Generation, Session
+    from pipelines.replay.method import Method
 
 MACHINE_WARM_UP: Final = (32, 8)
 """Prompt and output tokens of the first, discarded generation of each method: it pays for what a
@@ -111,7 +110,7 @@ def run(
             for m in made:
                 mine = costs.get(m.name)
                 guarded = mine is not None and m.rule is None
-                sessions[m.name] = Session(engine, m, mine, guarded, *deciding(m))
+                sessions[m.name] = m.session(engine, mine, guarded, *deciding(m))
             for prompt in usable[limit:]:
                 for name, session in sessions.items():
                     tick(f"warming up {sets[place].name}: {name}")
@@ -135,14 +134,13 @@ def warm_up_machine(engine: ReferenceEngine, made: Sequence[Method]) -> dict[str
     Returns:
         a profile for each learned method, which goes on learning from the run as in a server.
     """
-    from decoder.engines.reference.session import Session
     from pipelines.lab.bench.profile import profile
     from pipelines.replay.rivals import deciding
 
     length, answer = MACHINE_WARM_UP
     prompt = [1 + i % 8 for i in range(length)]
     for method in made:
-        Session(engine, method, None, False, *deciding(method)).generate(prompt, answer)
+        method.session(engine, None, False, *deciding(method)).generate(prompt, answer)
     learned = [m for m in made if m.policy.kind == "survival" or m.rule is not None]
     return {m.name: profile(engine, m) for m in learned}
 
@@ -190,8 +188,8 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
     import torch
 
-    from decoder.engines.reference.engine import ReferenceEngine
     from pipelines.lab.packed import pack
+    from pipelines.lab.reference import load_engine
 
     if named.threads is not None:
         torch.set_num_threads(named.threads)
@@ -213,7 +211,7 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
             f"hybrid:{k}" if k else "hybrid": methods.describe(p) for k, p in policies.items()
         },
     }
-    engine = ReferenceEngine.load(found.model, found.drafter, dtype=named.dtype)
+    engine = load_engine(found.model, found.drafter, dtype=named.dtype)
     pack(engine)
     if named.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]

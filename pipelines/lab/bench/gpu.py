@@ -31,7 +31,6 @@ from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.payoff.token_classes import token_classes_of
 from decoder.core.router import Decision, DraftRouter, RequestOptions
-from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
@@ -43,6 +42,7 @@ from pipelines.lab.bench.llama import LONGEST, MOST, SHAPES, SIZES, Engine, Mode
 from pipelines.lab.bench.methods import numbers, words
 from pipelines.lab.replay.costs import cost_table
 from pipelines.lab.replay.traces import files_of, read
+from pipelines.replay.cache_drafts import common_prefix
 from pipelines.replay.engine import drawn_acceptance
 from pipelines.replay.rivals import method
 from pipelines.reports import write_json
@@ -201,7 +201,7 @@ class Player:
             began = clock()
             router.drafted(asked, (counts - 1).tolist(), k)
             exposed += (told := clock()) - began
-            router.settle(exposed=not e.cuda)
+            router.flush(exposed=not e.cuda)
             took = clock() - told
             exposed, self.own_s = exposed + took * (not e.busy()), self.own_s + took * e.busy()
         gpu_ms = e.wait()
@@ -210,7 +210,7 @@ class Player:
         began = clock()
         if router is not None:
             report = router.report(names, made, (counts - 1).tolist(), 0, len(ids))
-            report.usual = e.capture_s == captured
+            report.timed = e.capture_s == captured
             router.observe(report)
         self._go_on()
         exposed += (clock() - began) * (router is not None)

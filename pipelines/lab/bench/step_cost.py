@@ -1,7 +1,7 @@
 """``hvd bench decide``: all that is ours in a vLLM step of 64 requests.
 
 The real suffix cache, the shipped network, and the adapter that vLLM calls, with all that it asks
-of the router: observe, choose, drafted, settle. The text is made up, but copies as agents' text
+of the router: observe, choose, drafted, flush. The text is made up, but copies as agents' text
 does: a stretch in three comes from the request's own prompt or from what others of its tenant
 wrote.
 Times are of the deciding thread: processor time, which other programs on the machine do not enter,
@@ -26,14 +26,14 @@ from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.router import DraftRouter, RequestOptions
-from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
-from decoder.drafting.windows import END, Pool
+from decoder.drafting.windows import BITS, END, PAGE, Pool
 from decoder.engines.vllm.adapter import Adapter
 from decoder.engines.vllm.v1 import runner as v1
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.settings import WorkerSettings
+from pipelines.replay.cache_drafts import common_prefix
 from pipelines.stats import median
 
 T = TypeVar("T")
@@ -256,13 +256,13 @@ def measure(
 
     Returns:
         for ``--json``: microseconds a request, of the deciding thread's processor time. ``exposed``
-        is what a GPU would wait for: all but :meth:`DraftRouter.settle`; ``cold`` is the whole
+        is what a GPU would wait for: all but :meth:`DraftRouter.flush`; ``cold`` is the whole
         where other work of the machine had the caches. ``longest_wait_for_a_prompt_ms`` is the
         longest that a step waited while a prompt of 32k tokens was begun and indexed beside it, the
         median over such prompts; None of no prompts.
     """
     engine, clock = Engine(requests, prompt, loops), Clock()
-    for verb in ("observe", "choose", "drafted", "settle"):
+    for verb in ("observe", "choose", "drafted", "flush"):
         setattr(engine.router, verb, clock.timed(verb, getattr(engine.router, verb)))
     for owner, call in (
         (engine, "begin_step"), (engine.adapter, "during_step"), (engine, "propose"),
@@ -281,8 +281,8 @@ def measure(
         f"step_us_per_request_batch{requests}": float(np.median(whole)),
         "p99": float(np.percentile(whole, 99)),
         "cold_us_per_request": float(np.median([sum(p.values()) for p in cold])) / requests,
-        "exposed_us_per_request": float(np.median(whole - us["settle"])),
-        "exposed_share": float(1.0 - us["settle"].sum() / whole.sum()),
+        "exposed_us_per_request": float(np.median(whole - us["flush"])),
+        "exposed_share": float(1.0 - us["flush"].sum() / whole.sum()),
         "clock_us_per_request": float(np.median(walls)) / requests,
         "us_by_verb": {verb: float(np.median(each)) for verb, each in us.items()},
         "longest_wait_for_a_prompt_ms": longest and longest * 1e3,
@@ -330,8 +330,10 @@ def memory(outputs: int, requests: int, prompt: int) -> dict[str, Any]:
 def _tokens(pool: Pool) -> int:
     """Tokens in all windows."""
     windows, tokens = pool.windows[pool.windows["mask"] > 0], 0
-    for begin, mask, first, end, *_ in windows.tolist():
-        text = pool.text[begin + (np.arange(first, end) & mask)]
+    for window in windows:
+        offsets = (np.arange(window["first"], window["end"]) - PAGE) & window["mask"]
+        blocks = window["blocks"][np.ceil(np.log2((offsets >> BITS) + 1)).astype(int)]
+        text = pool.text[blocks.astype(np.int64) * PAGE + offsets]
         tokens += int(np.count_nonzero(text != END))
     return tokens
 

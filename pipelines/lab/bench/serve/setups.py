@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from decoder.contracts.errors import ModelError, SettingsError
-from decoder.contracts.masking import masked_variables
+from decoder.contracts.masking import masked
 from pipelines.lab.bench.serve.load import SLICE_S, turns
 from pipelines.prompts import Prompt
 from pipelines.serve.command import ServeOptions, serve_command, speculative_config
@@ -181,3 +182,14 @@ class Plan:
                 for _, level in self.levels
             ],
         }
+
+
+def masked_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables as a report may show them, by name."""
+    return {
+        name: "***" if _SECRET_NAME.search(name) else masked(value)
+        for name, value in sorted(variables.items())
+    }
+
+
+_SECRET_NAME: Final = re.compile(r"(?i)(PASSWORD|SECRET|TOKEN|KEY)$")
