@@ -28,7 +28,7 @@ from safetensors.numpy import save as save_arrays
 from decoder.contracts.bundle import metadata_of
 from decoder.contracts.features import SCHEMA_ID
 
-FORMAT: Final = f"hvd.learner.v9-{SCHEMA_ID.rpartition('-')[2]}"
+FORMAT: Final = f"hvd.learner.v10-{SCHEMA_ID.rpartition('-')[2]}"
 """With other features, nothing learned can be continued."""
 Tree = dict[str, Any]
 """JSON values, arrays, dataclasses and models; read back without the last two."""

@@ -272,6 +272,7 @@ class Learner:
             return
         aliases = self._next_slice()
         if self.publisher.current:
+            self.rollouts.take_back(self.statuses.returned, self.scopes.loaded)
             self.rollouts.follow(aliases)
             others = self._unpublished - aliases.keys()
             # an unreadable policy may be another release's, which must get the lease

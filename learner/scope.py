@@ -16,7 +16,7 @@ import numpy as np
 from decoder.contracts.bundle import CHAMPION, MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
 from learner import checkpoint
-from learner.evaluation.challengers import AGES, COLUMNS, RETUNED, Challenger, Challengers
+from learner.evaluation.challengers import AGES, COLUMNS, FIRST, RETUNED, Challenger, Challengers
 from learner.evaluation.clusters import Clusters
 from learner.evaluation.costs import NOMINAL, Costs, measure
 from learner.evaluation.drift import STREAMS, Alarm, Detector, excess
@@ -145,8 +145,8 @@ class Scope:
             self.last_alarm_at = float(block.time[-1])
         changed = any(alarm.stream == "cache" for alarm in alarms)
         if changed and self.learners.trainer:
-            slot = self.challengers.vacant()
-            self._add_challenger(0 if slot is None else slot, self._export(FAST), NAMES[FAST])
+            self.challengers.clear()
+            self._add_challenger(0, self._export(FAST), NAMES[FAST])
         retunes = self.champion.kind == "payoff" and self._costs.measured
         if retunes and (changed or self.challengers.free(RETUNED, AGES[0])):
             self._add_challenger(RETUNED, self.champion, "retuned")
@@ -192,6 +192,12 @@ class Scope:
             provenance={"origin": "learner"},
         )  # fmt: skip
         self.challengers.slots[slot] = Challenger(policy, self.buffer.total, origin)
+
+    def give_way(self) -> None:
+        """Have the first policy come back: workers found the champion slower than the one before.
+        Mutates."""
+        if self.challengers.slots[FIRST] is not None:
+            self._candidate = self.challengers.accept(FIRST, self.buffer.total)
 
     def put_on_trial(self, policy: Policy | None) -> None:
         """Evaluate ``policy``, which workers try; None ends that. Mutates."""

@@ -33,11 +33,17 @@ AGES: Final = (24, 64, 256)
 """Sessions after which a challenger is replaced, by slot: few detect large changes, many a gain of
 one per cent."""
 RETUNED, FIRST, WON, TRIED = range(len(AGES), len(AGES) + 4)
-"""Slots of the champion with a retuned threshold, the first policy, the last candidate, and the
-policy on trial."""
+"""Seats of the champion with its threshold retuned, of the first policy, of the last challenger
+that passed, and of the policy on trial."""
 SLOTS: Final = TRIED + 1
-STEPS: Final = SLOTS  # column of the champion's plain steps, behind those of the slots
-COLUMNS: Final = SLOTS + 1
+STEPS: Final = SLOTS
+"""Column of the champion's plain steps, behind those of the slots."""
+DOUBTS: Final = slice(STEPS + 1, STEPS + 1 + SLOTS)
+"""Columns of what each slot would save more by each token that model drafts in doubt bring."""
+COLUMNS: Final = STEPS + 1 + SLOTS
+UNTRIED: Final = 8.0
+"""Model drafts that brought nothing, as which the first of those in doubt that were verified count:
+a challenger gets no credit for what it has not seen, and most of it once some thirty were."""
 MIN_GAIN: Final = 0.002
 """Least relative gain in rate of a challenger: less is not worth a swap on every worker."""
 REGRET: Final = 0.002
@@ -57,8 +63,9 @@ class Challenger:
     """A policy that may replace the champion, and its record.
 
     ``since`` is the row from which on it is judged, ``origin`` the learner that trained it.
-    ``votes`` holds gain and champion's time, both in plain steps, by session; ``drafts`` counts
-    their drafts.
+    ``votes`` holds gain, champion's time, and what each token of its model drafts in doubt is worth
+    (:class:`learner.evaluation.tune.Worth`), all in plain steps, by session; ``drafts`` counts
+    their drafts. ``tried`` are the verified ones of those in doubt, and their accepted tokens.
     """
 
     policy: Policy
@@ -66,6 +73,7 @@ class Challenger:
     origin: str
     votes: dict[str, list[float]] = field(default_factory=dict)
     drafts: int = 0
+    tried: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     @property
     def judged(self) -> int:
@@ -74,8 +82,9 @@ class Challenger:
 
     def gain(self) -> Effect:
         """Rate over the champion's, by the labels of all traffic."""
-        votes = np.array([*self.votes.values()], np.float64).reshape(-1, 2)
-        return gain_effect(votes[:, 0], votes[:, 1])
+        votes = np.array([*self.votes.values()], np.float64).reshape(-1, 3)
+        drafts, tokens = self.tried
+        return gain_effect(votes[:, 0] + tokens / (drafts + UNTRIED) * votes[:, 2], votes[:, 1])
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -92,7 +101,7 @@ class Challenger:
     def reason(self) -> str:
         """Figures in words."""
         if self.origin == "first":
-            return "the champion fell behind the first policy by more than its budget"
+            return "the champion fell behind the first policy, or the one before, beyond its budget"
         gain = self.gain()
         return (
             f"chooses better: {gain.ratio - 1.0:+.1%} by the labels of {self.judged} sessions, "
@@ -177,14 +186,21 @@ class Challengers:
 
     def advantages(self, rows: Rows, costs: Costs) -> Floats:
         """Float64 [n, COLUMNS]: plain steps that each slot's choices at ``rows`` save over the
-        champion's, 0 for empty slots, and those that the champion's take."""
+        champion's, 0 for empty slots, those that the champion's take, and the slots' doubts.
+        Mutates: takes in which of those model drafts were tried."""
         filled = [(slot, one.policy) for slot, one in enumerate(self.slots) if one is not None]
         found = np.zeros((len(rows), COLUMNS))
         slots = [slot for slot, _ in filled]
         policies = [policy for _, policy in filled]
         bounded = [slot != FIRST for slot in slots]
-        gains, found[:, STEPS] = worth(self.champion, policies, bounded, rows, costs)
-        found[:, slots] = gains.T
+        of = worth(self.champion, policies, bounded, rows, costs)
+        found[:, slots], found[:, STEPS] = of.saved.T, of.steps
+        found[:, DOUBTS][:, slots] = of.doubts.T
+        for slot, tokens in zip(slots, of.tried, strict=True):
+            one, brought = self.slots[slot], tokens[np.isfinite(tokens)]
+            assert one is not None
+            one.tried[0] += len(brought)
+            one.tried[1] += float(brought.sum())
         return found
 
     def update(self, numbers: Floats, closed: Sequence[Cluster]) -> None:
@@ -194,15 +210,17 @@ class Challengers:
             self.regret.update(-first, steps)
         for cluster in closed:
             gains, steps = cluster.sums[:SLOTS], float(cluster.sums[STEPS])
+            doubts = cluster.sums[DOUBTS]
             if self.slots[FIRST] is not None:
                 self.regret.scale(float(gains[FIRST]))
             for slot, one in enumerate(self.slots):
                 if one is None or slot == FIRST or cluster.before >= VOTES:
                     continue
                 if cluster.unseen >= one.since:
-                    vote = one.votes.setdefault(cluster.session, [0.0, 0.0])
+                    vote = one.votes.setdefault(cluster.session, [0.0, 0.0, 0.0])
                     vote[0] += float(gains[slot])
                     vote[1] += steps
+                    vote[2] += float(doubts[slot])
                     one.drafts += cluster.rows
 
     def passed(self, row: int) -> int | None:
@@ -230,6 +248,10 @@ class Challengers:
         else:
             self.slots[slot], self.slots[WON] = None, one
         return one
+
+    def clear(self) -> None:
+        """Remove all challengers, which were trained for other traffic. Mutates."""
+        self.slots[: len(AGES)] = [None] * len(AGES)
 
     def vacant(self) -> int | None:
         """A free slot for a new challenger, if any."""

@@ -37,14 +37,16 @@ cannot reduce what is learned from."""
 class StatusReader:
     """Reads the last records of the status topic, then new ones, on a thread.
 
-    ``sample_rates`` are those that other learners reported lately for scopes they hold; the mapping
-    is replaced, never changed. ``ready``: the records that existed at first have been read.
+    ``sample_rates`` are those that other learners reported lately for scopes they hold;
+    ``returned`` has the publications from which workers returned to the former policy, by scope.
+    Both are replaced, never changed. ``ready``: the records that existed at first have been read.
     """
 
     def __init__(self, kafka: KafkaSettings, process: str = "") -> None:
         """``process``: whose statuses are ignored, as our own."""
         self.ready = False
         self.sample_rates: Mapping[str, float] = {}
+        self.returned: Mapping[str, int] = {}
         self._process = process
         self._topic = Compacted(kafka, STATUS, self._receive, last=MAX_RECORDS)
         self._background = Background("statuses")
@@ -109,3 +111,6 @@ class StatusReader:
         self._scopes.move_to_end(status.scope)
         if len(self._scopes) > MAX_SCOPES:
             self._scopes.popitem(last=False)
+        if status.returned_from:
+            kept = {s: n for s, n in self.returned.items() if s in self._scopes}
+            self.returned = kept | {status.scope: status.returned_from}

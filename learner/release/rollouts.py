@@ -63,6 +63,7 @@ class Rollouts:
         self._registrar = registrar
         self._followed = False
         self._moving: dict[str, MoveRequest] = {}
+        self._returned: dict[str, int] = {}  # first publications of returned champions
 
     def busy(self, scope: str) -> bool:
         """Whether a policy of ``scope`` is on trial; one on watch gives way. Thread-safe."""
@@ -136,6 +137,27 @@ class Rollouts:
         else:
             current.labels = tried.gain()
         return None
+
+    def take_back(self, returned: Mapping[str, int], loaded: Mapping[str, Scope]) -> None:
+        """Take in publications from which workers returned to the former policy. Mutates.
+
+        That policy is promoted if it is on watch, otherwise the first policy.
+        """
+        for scope, number in returned.items():
+            last, rollout = self._publisher.topic.last(scope), self.by_scope.get(scope, Rollout())
+            if last is None or not last.since <= number <= last.number:
+                continue  # of a former champion
+            if not self._lease.holds(scope) or self._returned.get(scope) == last.since:
+                continue
+            self._returned[scope] = last.since
+            watch = rollout.comparison
+            watched = watch is not None and (watch.kind, watch.over) == ("watch", last.version)
+            if watch is not None and watched and rollout.state is State.COMPARING:
+                former = f"version {watch.version} before it"
+                why = f"workers found it slower than {former}, draft by draft"
+                rollout.step(Event.DECIDED, Outcome("roll back", why))
+            elif scope in loaded:
+                loaded[scope].give_way()
 
     def acknowledge(self, policy: Policy) -> None:
         """Take in that a trial was published, if it is still due."""

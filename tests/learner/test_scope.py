@@ -17,7 +17,7 @@ from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint, scopes, state
 from learner.checkpoint import Store
-from learner.evaluation.challengers import FIRST, RETUNED, Challenger
+from learner.evaluation.challengers import AGES, FIRST, RETUNED, Challenger
 from learner.evaluation.skill import skill_of
 from learner.scope import BLOCK, Scope
 from learner.scopes import Scopes
@@ -165,6 +165,19 @@ def test_changed_traffic_is_followed_and_earlier_learning_kept(first: Policy) ->
     others = rows_of(40, seed=99, sign=-1)
     assert error(first, others) > 10.0
     assert error(scope.champion, others) < 0.5 * error(first, others)
+
+
+def test_an_alarm_leaves_no_challenger_that_was_made_for_other_traffic(first: Policy) -> None:
+    scope = Scope("s", SETTINGS.model_copy(update={"candidate_every": BLOCK}), first)
+    scope.update(rows_of(60, seed=5))
+    assert all(scope.challengers.slots[: len(AGES)])
+    turned, alarms = rows_of(250, seed=6, sign=-1), 0
+    for at in range(0, len(turned) - BLOCK, BLOCK):
+        if any(each.stream == "cache" for each in scope.update(turned.part(at, at + BLOCK))):
+            filled = [one for one in scope.challengers.slots[: len(AGES)] if one is not None]
+            assert filled and all(one.since == scope.buffer.total for one in filled)
+            alarms += 1
+    assert alarms
 
 
 def test_the_first_policy_returns_with_its_traffic(first: Policy) -> None:

@@ -34,6 +34,15 @@ def bootstrap(
         Literal["survival", "payoff"],
         typer.Option(help="Network: survival, or payoff (the paper's) with a threshold tuned."),
     ] = "survival",
+    copies: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of each set that is learned from once more as copies that break off, and "
+            "once as forms filled in.",
+        ),
+    ] = 0.0,
     bundle: Annotated[
         Path | None, typer.Option(help="The policy to write; default: where it ships.")
     ] = None,
@@ -64,9 +73,9 @@ def bootstrap(
     simulator = Simulator(token_classes_of(ids), WorkerSettings.load())
     with Shown(Console(stderr=True)) as shown:
         sets = make.read_sets(files, ids, licence or make.ALLOWED, shown.step)
-        samples = make.samples_of(sets, generations, simulator, shown.step)
+        samples = make.samples_of(sets, generations, simulator, shown.step, copies)
         named = tokenizer or "the embedded model's"
-        policy = make.make(samples, named, simulator, shown.step, kind)
+        policy = make.make(samples, named, simulator, shown.step, kind, copies)
         atomic_write(place, lambda part: part.write_bytes(to_bytes(policy)))
     out = Console()
     out.print(f"wrote {place}", soft_wrap=True)

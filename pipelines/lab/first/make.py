@@ -13,10 +13,12 @@ import numpy as np
 
 from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Kind, Policy
 from decoder.contracts.errors import TraceError
+from decoder.contracts.features import FloatArray
 from decoder.settings import WHOLE_FACTOR
 from learner.training.rows import Rows, hash_id, joined
+from pipelines.lab.drift.changes import filled_in, misleading
 from pipelines.lab.replay.study import CONTEXT, learned, teachers, with_longer_drafts
-from pipelines.lab.replay.traces import read, some_sessions
+from pipelines.lab.replay.traces import fraction, read, some_sessions
 from pipelines.replay.engine import Simulator, Trace, drawn_acceptance
 from pipelines.replay.method import Method
 from pipelines.reports import Step
@@ -32,11 +34,17 @@ EPOCHS: Final = 10
 """A third of a refit's: later ones teach what is peculiar to these sets, and make a policy decode
 no other any faster."""
 SEED: Final = 42
+BREAKS: Final = tuple(n for n in range(3, 25) if n != 6)
+"""Tokens after which copies break. Six is left out: ``hvd drift`` has copies that break there, and
+is to say what becomes of a length that was never seen."""
+FORMS: Final = 8
+"""Sessions of a set whose first generation is filled in anew, each as often as makes up the
+share."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was taken of a set, and the labelled drafts of decoding it."""
+    """What was taken of a set, and the labelled drafts of decoding it and its copies."""
 
     name: str
     traces: list[Trace]
@@ -91,11 +99,31 @@ def rows_of(traces: Sequence[Trace], simulator: Simulator) -> Rows:
     return joined(parts)
 
 
+def copies_of(
+    traces: Sequence[Trace], share: float, token_classes: FloatArray
+) -> tuple[list[Trace], list[Trace]]:
+    """Of about ``share`` of ``traces`` the copies that break, in whole sessions, each with a break
+    length of its own, and as many that are filled in with other arguments."""
+    wanted = share * len(traces)
+    broken = [
+        misleading(trace, int(draw.choice(BREAKS)), token_classes, draw)
+        for trace in some_sessions(traces, wanted)
+        for draw in [np.random.default_rng([SEED, hash_id(trace.session)])]
+    ]
+    forms = {trace.session: trace for trace in reversed(traces)}  # first turns
+    draw = np.random.default_rng(SEED)
+    names = sorted(forms, key=lambda name: fraction(name, "forms"))[:FORMS]
+    filled = filled_in([forms[name] for name in names], round(wanted), token_classes, draw)
+    return broken, filled
+
+
 def samples_of(
-    sets: Mapping[str, Sequence[Trace]], generations: int, simulator: Simulator, step: Step
-) -> list[Sample]:
+    sets: Mapping[str, Sequence[Trace]], generations: int, simulator: Simulator, step: Step,
+    copies: float = 0.0,
+) -> list[Sample]:  # fmt: skip
     """About ``generations`` of each set, in whole sessions chosen by hash, and their drafts, which
-    are longer than those that a worker proposes.
+    are longer than those that a worker proposes; with ``copies`` those of :func:`copies_of` such a
+    share as well, decoded by themselves: the cache would know their outputs.
 
     Raises:
         TraceError: there are fewer than two sets.
@@ -109,7 +137,11 @@ def samples_of(
     for done, (name, traces) in enumerate(sets.items()):
         step(f"decoding {name}", done, len(sets))
         some = some_sessions(traces, generations)
-        samples.append(Sample(name, some, rows_of(some, longer)))
+        parts = [rows_of(some, longer)]
+        if copies:
+            made = copies_of(some, copies, simulator.token_classes)
+            parts += [rows_of(each, longer) for each in made if each]
+        samples.append(Sample(name, some, joined(parts)))
     return samples
 
 
@@ -136,13 +168,14 @@ def over_counting(one: Sample, policy: Policy, simulator: Simulator) -> float:
 
 def make(
     samples: Sequence[Sample], tokenizer: str, simulator: Simulator, step: Step,
-    kind: Kind = "survival",
+    kind: Kind = "survival", copies: float = 0.0,
 ) -> Policy:  # fmt: skip
     """A first policy of ``samples``, scored with each of them left out; its provenance says what it
     was made of.
 
     Args:
         tokenizer: its name.
+        copies: with which ``samples`` were made.
 
     Raises:
         TraceError: too few labelled drafts.
@@ -159,6 +192,7 @@ def make(
         "tokenizer": tokenizer,
         "seed": SEED,
         "model_draft_accepts": list(ACCEPTS),
+        "copies": copies,
         "sets": [
             {
                 "name": s.name,

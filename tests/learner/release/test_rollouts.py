@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import unpack
 from decoder.contracts.errors import BrokerError
-from decoder.contracts.topics import POLICY, TRIALS, policy_key
+from decoder.contracts.status import WorkerStatus
+from decoder.contracts.topics import POLICY, STATUS, TRIALS, policy_key
 from learner import lease
 from learner.evaluation.effect import UNKNOWN, Effect
 from learner.release import comparison
@@ -20,6 +21,7 @@ from learner.release.registry import AliasState, digest_of
 from tests.conftest import until
 from tests.learner.conftest import Clock
 from tests.learner.stage import (
+    EVENTS,
     SERVED,
     WARNINGS,
     WINNER,
@@ -30,7 +32,7 @@ from tests.learner.stage import (
     won,
     work,
 )
-from tests.learner.stream import SCOPE, consume, produce, reported, step_until, stop
+from tests.learner.stream import SCOPE, batches, consume, produce, reported, step_until, stop
 
 pytestmark = WARNINGS
 
@@ -41,7 +43,7 @@ def test_a_worse_candidate_is_dropped(stage: Stage) -> None:
     produce(stage.kafka, [b"no round", b"", b"[1]", b"\xff" * 50], TRIALS)
     work(learner, lambda: learner.rollouts.busy(SCOPE) and on_trial(learner) == 3)
     told = reported(stage.kafka, learner)
-    assert (told.rollout, told.trial_version, told.trial_share) == ("trial", 3, 0.1)
+    assert (told.rollout, told.trial_version, told.trial_share) == ("trial", 3, comparison.SHARE)
     assert (told.trial_pairs, told.trial_ratio, told.trial_high) == (0, 0.0, 0.0)
     step_until(learner, lambda: stage.standing == AliasState(SCOPE, 1, trial=3))
     work(learner, lambda: not learner.rollouts.busy(SCOPE), stage.workers({3: 0.8}))
@@ -97,7 +99,7 @@ def test_a_faster_candidate_is_promoted_and_watched(
     tags = stage.tags(3)
     assert tags["trial"] == "promoted" and tags["moved_by"] == learner.lease.holder
     assert "a loss of 10% is excluded" in tags["why"] and float(tags["trial_low"]) > 1.0
-    assert (crew.shares[0], crew.shares[-1]) == ((3, 0.1), (1, 0.1))
+    assert (crew.shares[0], crew.shares[-1]) == ((3, comparison.SHARE), (1, comparison.SHARE))
     assert tags["watch_against"] == "1" and float(tags["watch_ratio"]) > 1.0
     assert learner.scopes.loaded[SCOPE].version == 3 and is_withdrawn(stage.kafka)
     assert caplog.text.count("version 3 is watched in comparison with version 1") == 1
@@ -126,6 +128,37 @@ def test_a_forced_promotion_is_rolled_back_despite_a_lost_lease(
     assert "rolled back from version 2: slower than version 1" in back["why"]
     assert forced["watch"] == "rolled back" and float(forced["watch_high"]) < 1.0
     assert not learner.rollouts.busy(SCOPE)
+
+
+@pytest.mark.parametrize("rollout", ["auto", "off"])
+def test_what_workers_went_back_from_is_taken_back_for_all(stage: Stage, rollout: str) -> None:
+    """The policy before comes back where it is watched, else the first one; a worker that went back
+    from an earlier champion says nothing of this one."""
+    learner = stage.learner(rollout)
+    step_until(
+        learner, lambda: SCOPE in learner.scopes.loaded and SCOPE in learner.rollouts.by_scope
+    )
+    step_until(learner, lambda: learner.scopes.loaded[SCOPE].version == 1)
+    status = WorkerStatus(process="w", scope=SCOPE, time=1.0)
+    step_until(learner, lambda: learner.publisher.topic.last(SCOPE) is not None)
+    before = learner.publisher.topic.last(SCOPE).number
+    stage.registry.move(SCOPE, "champion", 2, "somebody", "it looks good")
+    step_until(learner, lambda: learner.publisher.topic.last(SCOPE).version == 2)
+    step_until(learner, lambda: learner.scopes.loaded[SCOPE].version == 2)
+    for number in (before, learner.publisher.topic.last(SCOPE).number):
+        assert stage.standing.champion == 2
+        told = status.model_copy(update={"returned_from": number})
+        produce(stage.kafka, [told.model_dump_json().encode()], STATUS)
+        step_until(learner, lambda number=number: learner.statuses.returned.get(SCOPE) == number)
+        for _ in range(5):
+            learner.step()
+    if rollout == "off":  # what is learned next brings the first policy
+        produce(stage.kafka, batches(EVENTS[200:400], first=20))
+    step_until(learner, lambda: stage.standing.champion != 2)
+    if rollout == "auto":
+        step_until(learner, stage.tagged(2, watch="rolled back"))
+        assert stage.standing.champion == 1 and "draft by draft" in stage.tags(1)["why"]
+    stop(learner)
 
 
 def test_a_person_s_move_ends_the_trial(stage: Stage) -> None:
@@ -160,7 +193,7 @@ def test_a_killed_learner_resumes_its_trial(stage: Stage) -> None:
     crew.noise = 0.02
     work(again, lambda: stage.standing.champion == 3, crew)
     stop(again)
-    assert crew.shares[0] == (3, 0.1) and stage.tags(3)["trial"] == "promoted"
+    assert crew.shares[0] == (3, comparison.SHARE) and stage.tags(3)["trial"] == "promoted"
 
 
 def test_with_approval_a_person_moves_the_alias(stage: Stage) -> None:
