@@ -209,7 +209,7 @@ def test_a_policy_told_is_in_force_from_the_next_request_on() -> None:
 
 def test_what_won_is_tried_by_the_worker_in_recorded_time() -> None:
     never, other = frequency_policy("drift", 1e9), frequency_policy("drift", 2.0)
-    learning, asked = Learning(never), requests(copying_traces(1, 120))
+    learning, asked = Learning(never), requests(copying_traces(1, 100))
     learning._waiting = other
     found = decode(  # without the floor, which would decide in the champion's place
         asked, [COSTS], learning.scope.champion, Worker(SETTINGS, False), token_classes(),
