@@ -17,8 +17,6 @@ from typing import Any, Final
 from decoder.contracts.errors import ModelError, SettingsError
 from pipelines.prompts import Message, Prompt, PromptSet
 
-PROMPTS: Final = 20
-"""Measured prompts of each dataset (Appendix D)."""
 SPLIT_SEED: Final = 42
 """Table 6."""
 

@@ -1,4 +1,4 @@
-"""The cost profile of the reference engine, as a serving worker makes one at start."""
+"""The cost profile of the reference engine, measured as a worker measures its own at start."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from decoder.engines.reference.kv_cache import KVCache
 from decoder.engines.reference.method import Method
 
 CONTEXT: Final = 64
-"""Tokens of context that the timed steps stand behind."""
+"""Tokens of context before the timed steps."""
 MOST: Final = 128
-"""Tokens of the largest step: one request's, and its longest draft's."""
+"""Tokens of the largest step."""
 SECONDS: Final = 5.0
 ATTEMPTS: Final = 3
-"""Profiles that are taken until one is believed: nobody waits meanwhile."""
+"""Profiles to try until one is consistent."""
 
 log = logging.getLogger(__name__)
 
 
 def profile(engine: ReferenceEngine, method: Method) -> LiveCosts:
-    """Time steps of the target and of the method's drafter, if it has one."""
+    """Time steps of the target, and of the method's drafter if it has one."""
     cache = KVCache()
     with torch.inference_mode():
         read = engine.target.prefill([1] * CONTEXT, cache)
@@ -50,5 +50,5 @@ def profile(engine: ReferenceEngine, method: Method) -> LiveCosts:
             taken.take(step, draft if arm else None)
             if not (doubt := taken.doubt):
                 break
-            log.warning("a profile is not believed: %s", doubt)
+            log.warning("a cost profile was discarded: %s", doubt)
         return taken.costs

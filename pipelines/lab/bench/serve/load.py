@@ -1,17 +1,16 @@
-"""What a serving benchmark asks, and how: a fixed number of requests under way, streamed and timed.
+"""The load of ``hvd bench serve``: a fixed number of concurrent requests, streamed and timed.
 
-A prompt is one request; or a session of several, with empty messages of the assistant between them:
-there the server's answer stands, and the next request waits for it.
+A prompt is one request, or a session of several, separated by empty assistant messages. The
+server's answer takes their place before the next request is sent.
 
-A server's caches, vLLM's prefix cache and any suffix cache, remember what they served. A prompt
-sent again at the next concurrency would find its own earlier answer there, and drafts copied from
-it would be accepted whole. So each concurrency gets prompts of its own, from the same datasets in
-the same proportions.
+A server's prefix cache and suffix caches remember earlier requests. A prompt sent again at the next
+concurrency would draft from its own earlier answer. So each concurrency gets its own prompts, from
+the same datasets in the same proportions.
 
-The pace of a machine wanders by more than what is compared, within half a minute. So servers that
-are up together are asked all at once, and all but one are stopped (SIGSTOP); the clock of each goes
-on only while it runs. Whoever has answered least comes next. What the machine does besides then
-falls on all alike, slice by slice.
+A machine's speed varies within half a minute by more than what is compared. So servers that run
+together get their requests at once, and all but one are stopped (SIGSTOP). Each server's clock runs
+only while it does. The server with the fewest answers runs next. Other load on the machine then
+affects all servers alike.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from pipelines import workloads
 from pipelines.prompts import Message, Prompt, PromptSet, fitting, read_folder
 
 REQUEST_SECONDS: Final = 600.0
-"""Longest silence within one answer, of a server that runs."""
+"""Read timeout of an answer while its server runs."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to a prompt or one of its turns; seconds from sending, and between its pieces.
-    ``error``: why none."""
+    """The answer to a prompt or one of its turns. Times are seconds from sending, and between
+    chunks. ``error`` says why there is no answer."""
 
     prompt: str
     ttft_s: float
@@ -56,8 +55,8 @@ class Reply:
 
 @dataclass(frozen=True)
 class Load:
-    """What every request shares. ``silence_s`` is by the clock on the wall, all else by ``clock``,
-    in seconds."""
+    """What all requests share. ``silence_s`` is a read timeout by the wall clock; all other times
+    are by ``clock``, in seconds."""
 
     url: str
     model: str
@@ -68,7 +67,7 @@ class Load:
 
 
 def turns(prompt: Prompt) -> list[tuple[Message, ...]]:
-    """What is said before each answer: the messages between the empty ones of the assistant."""
+    """The messages before each answer, as separated by empty assistant messages."""
     found: list[list[Message]] = [[]]
     for message in prompt.messages:
         if message["role"] != "assistant" or message["content"]:
@@ -79,16 +78,16 @@ def turns(prompt: Prompt) -> list[tuple[Message, ...]]:
 
 
 def body(messages: Sequence[Message], model: str, max_tokens: int) -> dict[str, Any]:
-    """The request for an answer to ``messages``: greedy, streamed, with token ids."""
+    """A greedy, streamed chat completion request that asks for token ids."""
     shared = {"temperature": 0, "stream": True, "return_token_ids": True}
     return {"model": model, "messages": list(messages), "max_tokens": max_tokens, **shared}
 
 
 def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
-    """Token ids and text of each event of a streamed chat completion that carries any.
+    """Token ids and text of each event of a streamed chat completion that has any.
 
     Raises:
-        ValueError: the server reported an error within the stream, or sent something else.
+        ValueError: the server reported an error, or sent something else.
     """
     for line in lines:
         data = line.removeprefix("data:").strip()
@@ -104,7 +103,7 @@ def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
 
 
 def answers(client: httpx.Client, load: Load, prompt: Prompt) -> Iterator[Reply]:
-    """One reply, or one for each turn up to the first that fails."""
+    """The reply to each turn, up to the first that fails."""
     said: list[Message] = []
     for turn, news in enumerate(turns(prompt)):
         said += news
@@ -136,14 +135,14 @@ def answers(client: httpx.Client, load: Load, prompt: Prompt) -> Iterator[Reply]
 def run(
     load: Load, prompts: Sequence[Prompt], done: Callable[[], object] = lambda: None
 ) -> tuple[float, list[Reply]]:
-    """Send ``prompts`` in order, so many of them at a time as the load says.
+    """Send ``prompts`` in order, at the load's concurrency.
 
     Args:
         done: called after each reply, from several threads, one call at a time.
 
     Returns:
         seconds from the first request to the end of the last answer, and the replies in the order
-        of ``prompts`` and of their turns.
+            of ``prompts`` and their turns.
     """
     lock, leaving = threading.Lock(), threading.Event()
     # one for all: making another takes as long as a step
@@ -177,14 +176,15 @@ FURTHER: Final = (
     "Result of run_tests: 3 passed. Explain what you wrote last, line by line. Quote each line.",
     "Compare all that you were shown so far in a list, with quotes.",
 )
-"""What goes on with the answer before: every other turn of the project's own sessions."""
+"""Every other turn of the project's sessions: a request about the previous answer."""
 ANSWER: Final = {"role": "assistant", "content": ""}
-"""Marks where the server answers."""
+"""Marks the place of the server's answer."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The prompts that are wanted, of ``room`` tokens at most; ``turns`` 0 are single requests."""
+    """Which prompts to send. ``room`` is the most tokens of one; ``turns`` is 0 for single
+    requests."""
 
     folder: Path | None
     concurrency: Sequence[int]
@@ -196,10 +196,10 @@ class Selection:
 def from_workloads(
     count: int, names: Sequence[str] = workloads.WORKLOADS, most: int = 0
 ) -> list[PromptSet]:
-    """``count`` held-out prompts of each of the project's own workloads.
+    """``count`` held-out prompts of each of the project's workloads.
 
-    Or as many sessions of ``most`` turns, which are what an agent platform sends: every other turn
-    brings another file, list of tools or page, the one after it goes on with the answer.
+    With ``most`` they are sessions of that many turns, as an agent platform sends: every other turn
+    brings another file, tool list or page, and the next asks about the previous answer.
     """
     made = []
     for name in names:
@@ -216,10 +216,8 @@ def from_workloads(
 
 
 def cut(found: PromptSet, most: int) -> PromptSet:
-    """Anybody's conversations as sessions of ``most`` turns at most; their answers are not sent.
-
-    What asks nothing is left out.
-    """
+    """Conversations as sessions of at most ``most`` turns. Their recorded answers are dropped;
+    conversations without a question are left out."""
     kept = []
     for prompt in found.prompts:
         script = (ANSWER if m["role"] == "assistant" else m for m in prompt.messages)
@@ -235,12 +233,11 @@ def _scripted(said: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
 def levels(
     wanted: Selection, model: str, problems: list[str]
 ) -> tuple[tuple[int, tuple[Prompt, ...]], ...]:
-    """Each concurrency with its prompts, as long as the tokenizer of ``model`` says.
-
-    What is left out becomes a sentence in ``problems``.
+    """Each concurrency with its prompts. Prompts that are left out become sentences in
+    ``problems``.
 
     Raises:
-        SettingsError: there are too few.
+        SettingsError: there are too few prompts.
     """
     from transformers import AutoTokenizer
 
@@ -271,27 +268,25 @@ def levels(
 
 
 def deal(sets: Sequence[Iterator[Prompt]], hands: int, count: int) -> list[tuple[Prompt, ...]]:
-    """``count`` disjoint prompts, or what there are, for each of so many hands, datasets in turn.
-
-    A dataset that runs out is passed over from then on.
-    """
+    """``count`` prompts, or as many as there are, for each of ``hands`` concurrencies, all
+    different. Datasets alternate; one that runs out is skipped."""
     rows = itertools.zip_longest(*(zip(*[found] * hands, strict=False) for found in sets))
     groups = (group for row in rows for group in row if group is not None)
     return list(zip(*itertools.islice(groups, count), strict=True))
 
 
 SLICE_S: Final = 2.0
-"""Some dozens of steps: of these one is cut in two, and the caches of the processor are filled
-anew."""
+"""Some dozens of steps, so that the step which a switch interrupts and the evicted processor caches
+matter little."""
 GUARD: Final = 'read _; for group; do kill -s CONT -- "-$group"; done'
-"""Of a shell whose standard input ends with us: a stopped server would outlive us, and hear of no
-SIGTERM."""
+"""A shell that resumes the servers when its standard input closes, that is, when we die: a stopped
+server could not receive a SIGTERM."""
 
 T = TypeVar("T")
 
 
 class OwnClock:
-    """Seconds that a server ran. Read by any thread, written by the one that deals the slices."""
+    """Seconds that a server has run. Any thread reads it; the scheduling thread writes it."""
 
     def __init__(self) -> None:
         self._at: tuple[float, float | None] = 0.0, None
@@ -302,17 +297,17 @@ class OwnClock:
         return before if since is None else before + time.perf_counter() - since
 
     def go(self) -> None:
-        """The server runs from now on."""
+        """The server resumes."""
         self._at = self(), time.perf_counter()
 
     def stand(self) -> None:
-        """It is stopped."""
+        """The server stops."""
         self._at = self(), None
 
 
 @dataclass(frozen=True)
 class Work(Generic[T]):
-    """What a server is asked, by its clock; ``answered`` says how much of that is done."""
+    """The requests of a server, timed by its clock; ``answered`` counts its answers so far."""
 
     do: Callable[[OwnClock], T]
     answered: Callable[[], int]
@@ -321,17 +316,15 @@ class Work(Generic[T]):
 def in_slices(
     works: Mapping[int, Work[T]], seconds: float = SLICE_S
 ) -> dict[int, T | BaseException]:
-    """Do all ``works``, while the servers they ask run one at a time.
-
-    All servers run again on leaving, however it is left. A work begins with the first slice of its
-    server.
+    """Do all ``works``, with one server running at a time. All servers run again when it returns or
+    raises.
 
     Args:
         works: by the process group of each server.
-        seconds: of a slice; who is left alone has what remains in one.
+        seconds: length of a slice; the last server runs to its end in one.
 
     Returns:
-        what each returned, or what it raised.
+        the result of each work, or its exception.
     """
     clocks = {group: OwnClock() for group in works}
     running: dict[int, Future[T]] = {}

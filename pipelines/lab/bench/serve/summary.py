@@ -1,9 +1,8 @@
-"""From what servers did to what is reported.
+"""The report of ``hvd bench serve``.
 
 A request is a session of one turn. Ratios pair the same session under two configurations within a
-round, since a machine is slower in one round than in another, and resample sessions for their
-interval: a session's turns hang together, sessions do not. Rates hold the reading of a turn as well
-as its answering, which is what a person or an agent waits for.
+round, since the machine's speed differs between rounds. Intervals resample sessions, because the
+turns of a session are correlated. Rates include the prefill of a turn, which a user waits for too.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from pipelines import machine
 from pipelines.lab.bench.metrics import Cell, number
 from pipelines.lab.bench.serve.load import Reply
-from pipelines.lab.bench.serve.setups import METHODS, Plan, Setup
+from pipelines.lab.bench.serve.setups import METHODS, Plan, Setup, runs_in
 from pipelines.stats import Spent, columns, interval, loops, median, over
 
 GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
@@ -32,13 +31,13 @@ GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
     "warm": lambda reply: reply.turn > 0,
     "straight": lambda reply: not loops(reply.tokens),
 }
-"""Answers apart: of a first turn no cache knows the text yet. Where two configurations are compared
-an answer is straight if it loops under neither."""
+"""Groups of answers. No cache knows the text of a first turn. In a comparison an answer is straight
+if it loops under neither configuration."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """What one server did at one concurrency; ``counters`` and ``cpu_s`` grew during it."""
+    """What one server did at one concurrency; ``counters`` and ``cpu_s`` are growth."""
 
     concurrency: int
     wall_s: float
@@ -58,13 +57,13 @@ class Level:
 
     @property
     def rate(self) -> float:
-        """Output tokens a second, all requests together, from the first one's sending to the last
-        answer's end."""
+        """Output tokens a second of all requests together, from the first sending to the end of the
+        last answer."""
         return self.tokens / self.wall_s
 
     @property
     def per_cpu_s(self) -> float | None:
-        """Tokens for each second of processor time."""
+        """Tokens per second of processor time."""
         return over(self.tokens, self.cpu_s)
 
 
@@ -82,7 +81,7 @@ Rounds = Mapping[int, Level]
 
 
 def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> dict[str, Any]:
-    """Everything measured, ready for JSON."""
+    """The report, JSON-ready."""
     return {
         "benchmark": "sessions" if plan.has_sessions else "serve",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -95,17 +94,11 @@ def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> di
     }
 
 
-def runs_in(dtype: str) -> str:
-    """What the servers run in, as far as it is chosen here and not by vLLM."""
-    on_cpu = not machine.has_accelerator()
-    return machine.serving_dtype(machine.cpu_flags()) if dtype == "auto" and on_cpu else dtype
-
-
 def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[str, Any]]:
     """One record for each setup and concurrency.
 
-    ``against`` compares with the best setup of each other method, by its rate at that concurrency:
-    picked on the figures it is compared on, which favours it.
+    ``against`` compares with the best setup of each other method at that concurrency. The best is
+    chosen on the figures it is compared on, which favours it.
     """
     places: dict[int, dict[str, dict[int, Level]]] = {}
     for run in runs:
@@ -142,7 +135,7 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
 
 
 def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
-    """What the server counts, which knows of no turns, and what all answers have in common."""
+    """The server's own counts, which do not distinguish turns, and figures over all answers."""
     levels = list(rounds.values())
     answered = [r for level in levels for r in level.answered]
     counted = sum((Counter(level.counters) for level in levels), Counter())
@@ -170,10 +163,10 @@ def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
 
 
 def figures(rounds: Rounds, group: str) -> dict[str, Any]:
-    """What clients saw of the answers in a group: seconds and milliseconds as their names say.
+    """What clients saw of a group's answers, in the seconds or milliseconds of the names.
 
-    ``ms_per_token_p50`` is the pace after the first token, ``gap_ms_p99`` what a reader waits for
-    between two pieces at worst.
+    ``ms_per_token_p50`` is the pace after the first token, ``gap_ms_p99`` the pause between two
+    chunks.
     """
     kept = [r for v in rounds.values() for r in v.answered if GROUPS[group](r)]
     longer = [r for r in kept if len(r.tokens) > 1]
@@ -193,9 +186,9 @@ def figures(rounds: Rounds, group: str) -> dict[str, Any]:
 def against(mine: Rounds, theirs: Rounds) -> dict[str, Any]:
     """Ratios of one configuration's rates to another's.
 
-    Of each group those of answers, by the clock, with the 95% interval over sessions; of the server
-    whole ``rate``, by the clock, and ``cpu``, by processor time, which other work on the machine
-    disturbs less: medians over rounds, with their range.
+    For each group: answers' wall-clock rates, with the 95% interval over sessions. For the whole
+    server: ``rate`` by the wall clock and ``cpu`` by processor time, as medians over rounds with
+    their range.
     """
     found = {group: paired(mine, theirs, group) for group in GROUPS}
     for name, of in (("rate", attrgetter("rate")), ("cpu", attrgetter("per_cpu_s"))):
@@ -227,9 +220,9 @@ def _by_place(rounds: Rounds) -> dict[tuple[int, str, int], Reply]:
 
 
 def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
-    """Answers that equal those without speculation token for token, of those compared.
+    """How many answers equal those without speculation token for token, and how many were compared.
 
-    After the first that differs the two sessions say different things, so no later one counts.
+    A session is compared up to its first different answer, since its texts differ from then on.
     """
     left, right = _by_place(mine), _by_place(plain)
     same, parted = 0, set[tuple[int, str]]()
@@ -245,8 +238,8 @@ def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
 def unequal(made: dict[str, Any]) -> list[str]:
     """One sentence for each configuration whose answers differ from those without speculation.
 
-    In half precision, and with several requests in a batch, rounding depends on the batch's shape
-    and near-ties may fall either way.
+    In half precision, and in batches, rounding depends on the batch's shape, so near-ties can fall
+    either way.
     """
     return [
         f"{r['configuration']} at {r['concurrency']}: only {r['equal_to_none']} of "
@@ -257,14 +250,13 @@ def unequal(made: dict[str, Any]) -> list[str]:
 
 
 WIDTH: Final = 180
-"""Characters that the table takes."""
+"""Width of the table in characters."""
 
 
 def table_columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
-    """Columns of a table of ``records``; a star marks the best of a method, which others are held
-    to.
+    """Columns of a table of ``records``. A star marks the best setup of a method.
 
-    ``/suffix`` and the like are ratios to the best of that method with their intervals.
+    ``/suffix`` and the like are ratios to the best setup of that method, with their intervals.
     """
     found = {r["method"] for r in records} - {"hybrid"}
 
