@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-Model = Annotated[
+Model = Tokenizer = Annotated[
     str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
 ]
 Drafter = Annotated[str | None, typer.Option(help="EAGLE3 head made for the model, or 'none'.")]

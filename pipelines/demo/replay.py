@@ -23,7 +23,7 @@ from decoder.policy.pricing import CostTable
 from decoder.settings import WorkerSettings
 from pipelines import stats
 from pipelines.embedded import load_tokenizer
-from pipelines.replay.engine import Simulator, Trace, drawn_by_place
+from pipelines.replay.engine import Simulator, Trace, drawn_by_position
 from pipelines.replay.rules import ALONE, HYBRID, spent_by_rule
 from pipelines.reports import Step
 from pipelines.watch.ledger import Ledger, Phase
@@ -86,7 +86,7 @@ def replayed(
     if not every or not statuses:
         return {}
     traces = [
-        replace(trace, model_accepted=drawn_by_place(chances[kind], len(trace.output), rng))
+        replace(trace, model_accepted=drawn_by_position(chances[kind], len(trace.output), rng))
         for kind, trace in every
     ]
     policy, costs = policy_of(ledger, phases), cost_table(statuses, settings)

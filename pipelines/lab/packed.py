@@ -1,9 +1,9 @@
-"""Linear layers packed for a processor, so that a step's cost is that of reading the weights.
+"""Linear layers with packed weights, so that a CPU step costs about one read of the weights.
 
-PyTorch's float32 matrix product packs the weights anew in each call that has more than one row: on
-an AVX2 machine the layers of a small model took 2.3 times as long for five tokens as for one, and
-no speculation could pay. oneDNN packs them once; five tokens then take 1.3 times as long as one.
-Its rows do not depend on how many there are, which helps the output to stay the target's.
+PyTorch's float32 matrix product packs the weights in each call with more than one row. On an AVX2
+machine a small model's layers took 2.3 times as long for five tokens as for one, so speculation
+could not pay. oneDNN packs once, and five tokens take 1.3 times as long. Its rows do not depend on
+how many there are, which keeps the output that of the target.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from decoder.engines.reference.engine import ReferenceEngine
 
 
 class PackedLinear(nn.Module):
-    """The linear map of ``dense``, float32 on a CPU, for inference alone.
-
-    The weights are copied; ``dense`` can be dropped.
-    """
+    """The linear map of ``dense`` for inference in float32 on a CPU. The weights are copied."""
 
     def __init__(self, dense: nn.Linear) -> None:
         super().__init__()
@@ -35,14 +32,14 @@ class PackedLinear(nn.Module):
 
 
 def pack(engine: ReferenceEngine) -> None:
-    """Replace the linear layers of target and drafter where this torch can pack them. Mutates."""
+    """Pack the linear layers of target and drafter, where this torch can. Mutates."""
     for model in (engine.target.model, engine.head):
         if model is not None:
             pack_layers(model)
 
 
 def pack_layers(model: nn.Module) -> None:
-    """Replace the linear layers of ``model`` where this torch can pack them. Mutates it."""
+    """Pack the linear layers of ``model``, where this torch can. Mutates it."""
     if not torch.backends.mkldnn.is_available():
         return
     for parent in list(model.modules()):

@@ -23,13 +23,13 @@ from decoder.contracts.topics import DRAFTS
 from learner.home import LOCK, lock
 from learner.ingest.source import Mark, mark_of
 from pipelines.reports import Step, atomic_write
-from pipelines.stack.processes import held
+from pipelines.stack.processes import signals_deferred
 from pipelines.telemetry.reading import reading, records, spans
 
 FORMAT: Final = "hvd.export.v1"
 NOTE: Final = "export.json"
 ROWS_A_FILE: Final = 100_000
-"""About 50 MB while they are held, and a tenth of that on the disk."""
+"""About 50 MB while they are signals_deferred, and a tenth of that on the disk."""
 COUNTED: Final = ("records", "refused", "unreadable", "removed")
 """Records that were read, of these those that keep no contract, what cannot be unpacked, and what
 age removed since the export before."""
@@ -85,7 +85,7 @@ def _exported(kafka: KafkaSettings, folder: Path, step: Step) -> Export:
         _write(folder, found, [], reached)  # the folder is ours before there is a file in it
         try:
             for fetched in records(consumer, DRAFTS, wanted, pass_over):
-                with held():  # no interrupt between what is in hand and its offset
+                with signals_deferred():  # no interrupt between what is in hand and its offset
                     for record in fetched:
                         found.counts["records"] += 1
                         try:
@@ -100,7 +100,7 @@ def _exported(kafka: KafkaSettings, folder: Path, step: Step) -> Export:
                 step("records", done, whole)
             reached |= {partition: span.stop for partition, span in wanted.items()}
         finally:
-            with held():
+            with signals_deferred():
                 _write(folder, found, pieces, reached)
     return found
 

@@ -87,10 +87,11 @@ def attend(q: Tensor, cache: Tensor, at: Ragged) -> Tensor:
     kv, batch = cache.shape[1] // 2, len(at.length)
     if cache.device.type != "cpu":
         key_starts = at.capacity * torch.arange(batch + 1, dtype=torch.int32, device=q.device)
-        out: Tensor = varlen_attn(
+        out = varlen_attn(
             q.contiguous(), cache[:-1, :kv], cache[:-1, kv:], at.starts, key_starts, at.max_query,
             at.capacity, window_size=(-1, 0), enable_gqa=True, seqused_k=at.length,
         )  # fmt: skip
+        assert isinstance(out, Tensor)
         return out.flatten(1)
     owner = (at.slots // at.capacity).clamp(max=batch - 1)
     context = cache[:-1].unflatten(0, (batch, at.capacity))[owner].transpose(1, 2)

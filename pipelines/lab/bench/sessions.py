@@ -187,11 +187,11 @@ class Player:
         """Run one step of all slots."""
         e, router, clock = self.engine, self.router, time.perf_counter
         capture_s, names = e.capture_s, [slot.name for slot in self.slots]
-        began, decisions = clock(), [self._fixed] * e.batch
+        began, decisions = clock(), list[Decision]([self._fixed] * e.batch)
         if router is not None:
             report = router.report(names)
             report.budget = MAX_STEP_TOKENS - e.batch
-            decisions = router.choose(report)
+            decisions = [*router.choose(report)]
         exposed = clock() - began if router is not None else 0.0
         drafts, k = self._draft(decisions)
         counts = np.array([1 + len(draft) for draft in drafts])

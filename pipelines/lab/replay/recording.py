@@ -1,8 +1,8 @@
-"""Recordings of the embedded model's greedy answers to prompts, with the drafter's chain at every
-position: what any rule would have made of them can then be replayed, exactly and without a model.
+"""Recordings of the embedded model's greedy answers, with the drafter's accepted length at every
+position, for exact replay by any rule without a model.
 
-Each prompt set becomes a file of trace lines (``traces``). They are kept in the user's cache, and
-what is there is not recorded again, whatever else is asked for; Ctrl-C loses what is under way.
+Each prompt set becomes a trace file in the user's cache. Recorded prompts are not recorded again.
+Ctrl-C loses at most ``AT_ONCE`` answers.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from pipelines.replay.engine import Trace
 from pipelines.reports import Step, write_text
 
 AT_ONCE: Final = 16
-"""Answers written and kept together: what an interrupt loses."""
+"""Answers generated and saved together."""
 
 Ids = Sequence[int]
 Sets = Mapping[str, Sequence[Ids]]
-"""Prompts, as token ids of :data:`PROMPT` tokens at most, by the name of their set."""
+"""Prompts as token ids, at most :data:`PROMPT` each, by set."""
 
 
 PROMPT: Final = 256
 ANSWER: Final = 128
-"""Tokens of a prompt, and of its answer, at most: as in the figures of the project's documents."""
+"""Most tokens of a prompt and of its answer, as in the documentation's figures."""
 
 
 def folder_of() -> Path:
-    """Where recordings are kept, a file of each set: named by lengths and drafter."""
+    """The folder of the recordings, named by lengths and drafter."""
     told = json.dumps([PROMPT, ANSWER])
     weights = embedded.DRAFTER / "model.safetensors"
     sha = hashlib.sha256(told.encode() + hashlib.sha256(weights.read_bytes()).digest())
@@ -43,11 +43,13 @@ def folder_of() -> Path:
 
 
 def record(sets: Sets, step: Step) -> Path:
-    """The folder that holds recordings of ``sets``, made as far as they are not there yet; takes
-    about two seconds a recording on two cores.
+    """Record the prompts of ``sets`` that are missing; about two seconds each on two cores.
+
+    Returns:
+        the folder with the recordings.
 
     Raises:
-        TraceError: another process records there: each would write over what the other recorded.
+        TraceError: another process is recording there.
     """
     folder = folder_of()
     try:
@@ -85,7 +87,7 @@ def _record(folder: Path, sets: Sets, step: Step) -> Path:
 
 
 def traces_of(folder: Path, name: str, wanted: Sequence[Ids]) -> list[Trace]:
-    """The recordings of a set's prompts, in their order, without those of an empty answer.
+    """The recordings of ``wanted`` prompts, in order, without empty answers.
 
     Raises:
         TraceError: the set was not recorded.
@@ -104,7 +106,7 @@ def _lines_in(path: Path) -> list[str]:
 
 
 def _recorded(name: str, some: Sequence[Ids], models: tuple[Any, Any], end: int) -> Iterator[str]:
-    """Lines of answers to ``some`` by the target of ``models``, and drafts of its engine."""
+    """Trace lines of the answers to ``some`` by the target and the drafts of the engine."""
     import torch
 
     from pipelines.lab.drafter.chains import record

@@ -1,9 +1,9 @@
-"""The whole of ``hvd replay``: sets of recordings, a policy, and every rule on each set.
+"""``hvd replay``: trains a policy on recordings and compares it with every rule.
 
-A set's recordings are decoded in their order from an empty cache, or one that holds what warms up,
-by a router that keeps what it learns from one to the next, as ``hvd bench decode`` does; times are
-those of a cost table, so a figure has no noise of the machine. Policies are learned on the cycles
-of simulated decoders, since a server sees only the positions it stops at.
+A set's recordings are decoded in order, from an empty or warmed-up cache, by a router that keeps
+learning, as in ``hvd bench decode``. Times come from a cost table, so figures have no measurement
+noise. Policies learn from the cycles of simulated decoders, since a server sees only the positions
+where it stops.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pipelines.lab.replay import recording
 from pipelines.lab.replay.regressions import RIVALS
 from pipelines.lab.replay.traces import Parts, read, split
 from pipelines.prompts import fitting, read_folder
-from pipelines.replay.engine import Prices, Simulator, Trace, foreseen
+from pipelines.replay.engine import CycleCosts, Simulator, Trace, oracle_cycles
 from pipelines.replay.rivals import NEVER, PAPER_FACTOR, method
 from pipelines.replay.rules import HYBRID, by_trace, spent_by_rule
 from pipelines.reports import Step
@@ -47,31 +47,31 @@ SHOWN: Final = ("hybrid", "oracle", "suffix")
 
 
 def over_greedy(spent: Mapping[str, Spent]) -> dict[str, float]:
-    """By rule, tokens committed in a unit of time, over greedy's."""
+    """Each rule's tokens a unit of time, over greedy's."""
     rates = {rule: float(n.sum() / time.sum()) for rule, (n, time) in spent.items()}
     return {rule: rate / rates["greedy"] for rule, rate in rates.items()}
 
 
-def ruled(
+def with_oracle(
     traces: Sequence[Trace], policy: Policy, simulator: Simulator, warm_up: Sequence[Trace] = (),
     router_us: Callable[[str], float] = lambda rule: 0.0,
 ) -> dict[str, Spent]:  # fmt: skip
-    """:func:`spent_by_rule`, and what the best choice of each cycle would have made."""
+    """:func:`spent_by_rule`, and the oracle's tokens and time."""
     n, warm, every = len(traces), len(warm_up), [*warm_up, *traces]
     settings, mean = simulator.settings, simulator.model_mean
     spent = spent_by_rule(traces, policy, simulator, warm_up, router_us, others=RIVALS)
-    prices = [Prices(simulator.costs, settings)] * len(every)
-    best = list(foreseen(every, prices, settings, mean, warm))
+    prices = [CycleCosts(simulator.costs, settings)] * len(every)
+    best = list(oracle_cycles(every, prices, settings, mean, warm))
     index = np.array([c.trace - warm for c, _ in best], np.int64)
     spent[ORACLE] = by_trace(index, n, [c.committed for c, _ in best], [time for _, time in best])
     return spent
 
 
 def summary(sets: Mapping[str, Mapping[str, Spent]]) -> dict[str, Any]:
-    """Rates over greedy's by set and rule, and the hybrid's over the best rule of each set.
+    """Rates over greedy's by set and rule, and the hybrid's over the best rules.
 
-    ``hybrid_over_picked`` is over the rule that was best on the other half of the prompts,
-    ``hybrid_over_best_single`` over the one rule that is best over all sets together.
+    ``hybrid_over_picked`` compares with the rule that was best on the other half of the prompts,
+    ``hybrid_over_best_single`` with the one rule that is best over all sets.
     """
     over = {name: over_greedy(spent) for name, spent in sets.items()}
     means = {
@@ -134,19 +134,19 @@ _CAPTION: Final = (
 
 
 CONTEXT: Final = 16_384
-"""Tokens that a prompt and its output may have."""
+"""Most tokens of a prompt with its output."""
 PROMPTS: Final = 12
-"""Prompts recorded of each set, unless more are asked for."""
+"""Prompts recorded of each set by default."""
 Sets = Mapping[str, Parts]
 
 
 def of_files(
     paths: Sequence[Path], tokenizer: Any, limit: int | None, notices: list[str], step: Step
 ) -> Sets:
-    """Each of ``paths``, split; one that holds too little, or cannot be read, costs a notice.
+    """Each of ``paths``, split. Unusable files become notices.
 
     Raises:
-        TraceError: not one can be used.
+        TraceError: no file is usable.
     """
     sets = dict[str, Parts]()
     for path in paths:
@@ -170,12 +170,12 @@ def of_files(
 def of_prompts(
     folder: Path | None, tokenizer: Any, limit: int | None, notices: list[str], step: Step
 ) -> Sets:
-    """The embedded model's answers to the first ``limit`` prompts of each set in ``folder``, of the
-    project's own workloads where there is none; prompts are cut in their middle where they are too
-    long, and answered where that was not done.
+    """The embedded model's answers to the first ``limit`` prompts of each set in ``folder``, by
+    default of the project's workloads. Long prompts are cut in the middle; missing answers are
+    recorded first.
 
     Raises:
-        SettingsError: there is no such folder, or no prompt in it that can be used.
+        SettingsError: there is no such folder, or no usable prompt in it.
     """
     wanted, many = dict[str, list[tuple[int, ...]]](), limit or PROMPTS
     own = prompt_sets((), many, notices)
@@ -191,55 +191,54 @@ def of_prompts(
     return {n: Parts([], [], recording.traces_of(kept, n, ids)) for n, ids in wanted.items()}
 
 
-LEAST: Final = 500
-"""Labelled drafts without which no survival policy is trained."""
+MIN_ROWS: Final = 500
+"""Fewest labelled drafts to train a survival policy on."""
 EPOCHS: Final = 30
-TAUGHT_LONGER: Final = 2.0
-"""Times the length of a worker's cache drafts that those have which survival is learned from. A
-policy that has seen what becomes of longer ones cuts better, by one to three per cent at what a
-processor's steps cost."""
-PAPER_LEAST: Final = 200
+TRAINING_FACTOR: Final = 2.0
+"""Factor by which training drafts are longer than a worker's. A policy that has seen longer drafts
+cuts better, by one to three per cent at a CPU's costs."""
+PAPER_MIN_ROWS: Final = 200
 PAPER_EPOCHS: Final = 20
-PAPER_MOST: Final = 200_000
-"""Drafts the paper's network is trained on: more cost minutes and move the figures little."""
+PAPER_MAX_ROWS: Final = 200_000
+"""Most drafts to train the paper's network on; more take minutes and change little."""
 
 
-def teachers() -> tuple[Method, Method]:
-    """The decoders whose cycles are learned from.
+def behaviour_policies() -> tuple[Method, Method]:
+    """The behaviour policies of the training data.
 
-    The model arm is only seen where it is taken: one takes it always, the other where counting
-    speaks against the cache draft.
+    The model arm is observed only where it is taken. One policy always takes it, the other where
+    counting rejects the cache draft.
     """
     counting = Method("frequency", method("frequency").policy)  # on the drafts that hybrids see
     return Method("model", method("eagle3").policy), counting
 
 
 def with_longer_drafts(simulator: Simulator) -> Simulator:
-    """``simulator`` with cache drafts ``TAUGHT_LONGER`` than a worker's."""
-    factor = TAUGHT_LONGER * simulator.settings.suffix_max_factor
+    """``simulator`` with cache drafts ``TRAINING_FACTOR`` times as long as a worker's."""
+    factor = TRAINING_FACTOR * simulator.settings.suffix_max_factor
     longer = simulator.settings.model_copy(update={"suffix_max_factor": factor})
     return replace(simulator, settings=longer)
 
 
 def taught(simulator: Simulator, traces: Sequence[Trace], warm_up: Sequence[Trace] = ()) -> Rows:
-    """The labelled drafts of ``traces``, decoded by each of the :func:`teachers`."""
-    return joined([simulator.decode(traces, teacher, warm_up)[1] for teacher in teachers()])
+    """The labelled drafts of ``traces``, decoded by each of the :func:`behaviour_policies`."""
+    return joined([simulator.decode(traces, each, warm_up)[1] for each in behaviour_policies()])
 
 
 def learned(
     rows: Rows, scope: str, kind: Kind = "survival", epochs: int = EPOCHS,
     probes: FloatArray | None = None,
 ) -> Policy:  # fmt: skip
-    """A policy of version 0; one of kind ``payoff`` has the threshold that suits ``rows`` best at
+    """Train a policy of version 0. Kind ``payoff`` gets the threshold that suits ``rows`` best at
     nominal costs.
 
     Args:
-        probes: features [n, features] on which the bundle is probed; by default those of the rows.
+        probes: features [n, features] to probe the bundle with; by default those of the rows.
 
     Raises:
-        TraceError: too few labelled drafts.
+        TraceError: there are too few labelled drafts.
     """
-    _enough(rows, LEAST)
+    _require_rows(rows, MIN_ROWS)
     probes = rows.features if probes is None else probes
     policy = train.export(train.fit(rows, kind, epochs), scope, PAPER_THRESHOLD, probes)
     seen = np.isfinite(rows.model_accepted)
@@ -258,29 +257,29 @@ TABLE_9: Final = (
     *("payoff_mean", "payoff_max"),
     *(f"{of}_{name}" for of in ("share", "first") for name in TOKEN_CLASSES if name != "digit"),
 )
-"""Features of the paper's Table 9, among ours."""
+"""Our features that are in the paper's Table 9."""
 POSITIONS: Final = Method(
     "positions", frequency_policy("", NEVER), model=False, draft_factor=PAPER_FACTOR
 )
-"""Proposes a cache draft at every token position, and verifies none (paper, Appendix B)."""
+"""Proposes a cache draft at every token position and verifies none (paper, Appendix B)."""
 TABLE_2: Final = {
     "Qwen3-8B": (0.048, 0.038, 0.782, 0.614),
     "Qwen3-4B": (0.066, 0.054, 0.829, 0.678),
     "Llama3.1-8B": (0.089, 0.081, 0.876, 0.798),
 }
-"""The paper's: shares of high-payoff and of selected drafts, precision, recall."""
+"""The paper's Table 2: shares of high-payoff and of selected drafts, precision, recall."""
 
 
 def paper(rows: Rows, scope: str, features: Sequence[str] = FEATURES) -> Policy:
-    """The paper's network, which predicts accepted lengths by ``features`` alone, and its
+    """Train the paper's network, which predicts accepted length from ``features``, with its
     threshold.
 
     Raises:
-        TraceError: too few labelled drafts.
+        TraceError: there are too few labelled drafts.
     """
-    _enough(rows, PAPER_LEAST)
-    if len(rows) > PAPER_MOST:
-        chosen = np.random.default_rng(train.SEED).permutation(len(rows))[:PAPER_MOST]
+    _require_rows(rows, PAPER_MIN_ROWS)
+    if len(rows) > PAPER_MAX_ROWS:
+        chosen = np.random.default_rng(train.SEED).permutation(len(rows))[:PAPER_MAX_ROWS]
         rows = rows.take(np.sort(chosen))
     others = ~np.isin(FEATURES, features)
     known = np.where(others, np.float32(0.0), rows.features)
@@ -289,7 +288,7 @@ def paper(rows: Rows, scope: str, features: Sequence[str] = FEATURES) -> Policy:
     return train.export(trainer, scope, PAPER_THRESHOLD, rows.features)
 
 
-def _enough(rows: Rows, least: int) -> None:
+def _require_rows(rows: Rows, least: int) -> None:
     if len(rows) < least:
         raise TraceError(
             f"the recordings give {len(rows)} labelled drafts, {least} are needed: give more "
@@ -297,42 +296,42 @@ def _enough(rows: Rows, least: int) -> None:
         )
 
 
-def as_the_paper(simulator: Simulator) -> Simulator:
+def with_paper_drafts(simulator: Simulator) -> Simulator:
     """``simulator`` with cache drafts as long as the paper's (Table 7)."""
     settings = simulator.settings.model_copy(update={"suffix_max_factor": PAPER_FACTOR})
     return replace(simulator, settings=settings)
 
 
-def trained(
+def train_on(
     sets: Sets, kind: Literal["paper", "payoff", "survival"], simulator: Simulator, step: Step
 ) -> Policy:
-    """The policy that the training sessions of all ``sets`` make: ``paper`` as the paper does, from
-    every token position by the features of its Table 9.
+    """Train a policy on the training sessions of all ``sets``. Kind ``paper`` uses every token
+    position and the features of the paper's Table 9.
 
     Raises:
-        TraceError: too few labelled drafts.
+        TraceError: there are too few labelled drafts.
     """
     step("decoding what is learned from", 0, 1)
     parts = sets.values()
     if kind == "survival":
         longer = with_longer_drafts(simulator)
         return learned(joined([taught(longer, p.train, p.warm_up) for p in parts]), "replay")
-    teacher = POSITIONS if kind == "paper" else teachers()[1]
+    teacher = POSITIONS if kind == "paper" else behaviour_policies()[1]
     seen = joined([simulator.decode(p.train, teacher, p.warm_up)[1] for p in parts])
     return paper(seen, "replay", TABLE_9 if kind == "paper" else FEATURES)
 
 
-def replayed(
+def replay_sets(
     sets: Sets, policy: Policy, simulator: Simulator, step: Step,
     router_us: Callable[[str], float] = lambda rule: 0.0, states: Method | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The test sessions of ``sets`` by every rule, and how well ``policy`` predicts the drafts of
-    ``states``, by default of its own cycles; plain JSON."""
+    """Decode the test sessions of ``sets`` by every rule, and evaluate ``policy``'s predictions on
+    the drafts of ``states``, by default of its own cycles; JSON-ready."""
     found, skills = dict[str, dict[str, Spent]](), dict[str, dict[str, float]]()
     whole = Skill()
     for done, (name, parts) in enumerate(sets.items()):
         step(f"decoding {name}", done, len(sets))
-        found[name] = ruled(parts.test, policy, simulator, parts.warm_up, router_us)
+        found[name] = with_oracle(parts.test, policy, simulator, parts.warm_up, router_us)
         by = states or Method(HYBRID, policy)
         rows = simulator.decode(parts.test, by, parts.warm_up)[1]
         whole.update(policy, rows)
@@ -343,7 +342,7 @@ def replayed(
 
 
 def table_2(found: dict[str, Any]) -> Table:
-    """How well the predictor finds high-payoff drafts, by set, beside the paper's figures."""
+    """Precision and recall of finding high-payoff drafts, by set, with the paper's figures."""
     title = "Cache drafts of six accepted tokens or more (paper, Table 2)"
     table = Table(title=title, box=SIMPLE, padding=0, pad_edge=False)
     table.add_column("set", overflow="fold", min_width=10)

@@ -1,14 +1,11 @@
-"""Traces: recorded generations as token ids, read from JSON Lines with any tokenizer.
-
-Three kinds of lines, each one JSON object:
+"""Reads recorded generations from JSON Lines. Each line is one JSON object of three kinds:
 
 ``{"messages": [...]}``            every message of role ``assistant`` is a generation
 ``{"prompt": ..., "output": ""}``  one generation; the prompt is a list of messages, or text
 ``{"prompt": [ids], "output": [ids]}``   one generation in token ids
 
-``session`` (else ``id``) names what must not be parted between training and test. Turns of one
-dialogue are tokenised once. A line that cannot be used costs one notice that names it; the rest is
-read.
+``session`` (else ``id``) names what must stay together in training or test. Turns of one dialogue
+are tokenised once. An unusable line is skipped with a notice that names it.
 """
 
 from __future__ import annotations
@@ -28,13 +25,13 @@ from pipelines.prompts import Message
 from pipelines.replay.engine import ALLOWED, Ids, Trace
 
 BATCH: Final = 64
-"""Lines between two words on how far it is."""
+"""Lines between two progress calls."""
 
 
 @dataclass
 class Reading:
-    """What a file held, and a sentence for each line that cannot be used, or not all of it;
-    ``too_long`` for those that are longer than the context."""
+    """The generations of a file, a notice for each line that is unusable in part, and one for each
+    that exceeds the context."""
 
     traces: list[Trace] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
@@ -47,11 +44,11 @@ def read(
     context: int = 1 << 20,
     progress: Callable[[int, int], None] | None = None,
 ) -> Reading:
-    """Every usable generation of ``path``, in its order; ``workload`` is the file's stem.
+    """The usable generations of ``path``, in order; ``workload`` is the file's stem.
 
     Args:
         tokenizer: of Hugging Face; None if the file holds token ids only.
-        context: tokens that prompt and output may have together.
+        context: most tokens of prompt and output together.
         progress: called with bytes read and bytes in all.
 
     Raises:
@@ -89,7 +86,7 @@ def _traces(line: bytes, workload: str, number: int, tokenizer: Any) -> Iterator
     """The generations of one line.
 
     Raises:
-        ValueError, TypeError, AttributeError: why there are no more.
+        ValueError, TypeError, AttributeError: the rest of the line is unusable.
     """
     record = json.loads(line)
     if not isinstance(record, dict):
@@ -154,7 +151,7 @@ def _of_ids(told: Trace, record: dict[str, Any], tokenizer: Any) -> Trace:
 
 
 def _ids_of(script: Script, tokenizer: Any) -> list[list[int]]:
-    """Token ids of each piece, those of a text that begins a sequence with its beginning token."""
+    """Token ids of each piece. A text that begins a sequence gets its beginning token."""
     ids: list[list[int]] = []
     begun = int(script.whole)
     for texts, special in ((script.pieces[:begun], True), (script.pieces[begun:], False)):
@@ -171,10 +168,9 @@ def _are_ids(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Script:
-    """Text in pieces, in order. Piece ``i`` in ``outputs`` was generated with all before it shown.
+    """A text in pieces. Piece ``i`` in ``outputs`` was generated after all pieces before it.
 
-    ``whole`` says that the text begins a sequence as it is: the tokenizer's own beginning token,
-    if it has one, is not in it yet.
+    ``whole``: the text begins a sequence and lacks the tokenizer's beginning token.
     """
 
     pieces: list[str]
@@ -183,10 +179,10 @@ class Script:
 
 
 def content_of(message: dict[str, Any]) -> Message:
-    """Role and text of one message; text parts are joined, tool calls written as JSON.
+    """Role and text of a message; text parts are joined, tool calls become JSON.
 
     Raises:
-        ValueError: no role, or contents that are not text.
+        ValueError: the message has no role, or its content is not text.
     """
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
@@ -201,7 +197,7 @@ def content_of(message: dict[str, Any]) -> Message:
 
 
 def conversation(record: dict[str, Any]) -> tuple[list[Message], list[int]]:
-    """The messages of a line and the indexes of those that are generations.
+    """The messages of a line, and the indexes of those that are generations.
 
     Raises:
         ValueError: the line is none of the kinds above.
@@ -217,12 +213,10 @@ def conversation(record: dict[str, Any]) -> tuple[list[Message], list[int]]:
 
 
 def scripts(messages: list[Message], generations: list[int], tokenizer: Any) -> list[Script]:
-    """The conversation as its chat template writes it: one script, or one for each generation.
+    """The conversation as its chat template renders it: one script, or one for each generation.
 
-    Rendering is repeated for every generation, tokenising is not.
-
-    A template that changes earlier turns as a dialogue grows (dropping thoughts, say) gives one
-    script a generation, which costs more to tokenise.
+    Some templates change earlier turns as a dialogue grows, for example by dropping thoughts. These
+    need a script for each generation, which costs more to tokenise.
 
     Raises:
         ValueError: there is no template, or it refuses these roles.
@@ -277,7 +271,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
 
 
 class Parts(NamedTuple):
-    """``warm_up`` fills the suffix cache before each of the others, and is never measured."""
+    """``warm_up`` fills the suffix cache before the others and is not measured."""
 
     train: list[Trace]
     warm_up: list[Trace]
@@ -285,7 +279,7 @@ class Parts(NamedTuple):
 
 
 def fraction(session: str, salt: str = "") -> float:
-    """A number in 0..1 that depends on the name alone."""
+    """A number in 0..1 from a hash of the name."""
     digest = hashlib.blake2b(session.encode(), digest_size=8, key=salt.encode()).digest()
     return int.from_bytes(digest, "big") / 2.0**64
 
@@ -293,8 +287,8 @@ def fraction(session: str, salt: str = "") -> float:
 def split(
     traces: Sequence[Trace], train: float = 0.6, warm_up: float = 0.1, limit: int | None = None
 ) -> Parts:
-    """``traces`` in parts of about these shares, the rest for testing, each in their order; of all
-    of them about ``limit``, in whole sessions."""
+    """``traces`` split into about these shares, the rest for testing, by session. ``limit`` bounds
+    their number, in whole sessions."""
     parts = Parts([], [], [])
     for trace in traces:
         at = fraction(trace.session)
@@ -307,7 +301,7 @@ def split(
 
 
 def some_sessions(traces: Sequence[Trace], least: float) -> list[Trace]:
-    """Whole sessions, chosen by hash, until they hold ``least`` traces; in their order."""
+    """Whole sessions, chosen by hash, that hold at least ``least`` traces; in order."""
     sizes = Counter(trace.session for trace in traces)
     chosen: set[str] = set()
     held = 0

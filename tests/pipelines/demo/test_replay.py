@@ -15,7 +15,7 @@ from decoder.settings import WorkerSettings
 from pipelines.demo.replay import cost_table, policy_of, replayed
 from pipelines.demo.run import write
 from pipelines.demo.summary import Run, _choice, is_level, is_told, summarise
-from pipelines.replay.engine import Trace, drawn_by_place
+from pipelines.replay.engine import Trace, drawn_by_position
 from pipelines.replay.rules import HYBRID, name_of, rivals
 from pipelines.watch.ledger import Ledger, Phase
 from tests.pipelines.watch.records import batch, event, recorded, worker_status
@@ -105,7 +105,7 @@ def test_model_drafts_are_drawn_from_the_acceptance_that_was_measured() -> None:
     ledger = measured()
     agents, conversation = (ledger.acceptance([(phase.began, phase.ended)], 4) for phase in PHASES)
     assert agents == [61 / 62, 1 / 62, 0.5, 0.5] and conversation[0] == 1 / 62
-    drawn = drawn_by_place((0.8, 0.5, 0.5), 20_000, np.random.default_rng(0))
+    drawn = drawn_by_position((0.8, 0.5, 0.5), 20_000, np.random.default_rng(0))
     reached = [np.mean(drawn[drawn >= place] > place) for place in range(3)]
     # a token that is easy at one place is at the others
     assert reached[0] == pytest.approx(0.8, abs=0.02) and drawn.max() == 3

@@ -177,7 +177,7 @@ def starting(plan: Plan, launch: Launch) -> Iterator[Callable[[Setup, Path], Ser
         port = machine.free_port()
         arguments, environment = launch(plan, setup, port)
         url = f"http://127.0.0.1:{port}"
-        with processes.held():
+        with processes.signals_deferred():
             child = processes.start(Part(setup.name, arguments, log, environment=environment))
             children.append(child)
         try:
