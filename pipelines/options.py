@@ -18,8 +18,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.
 
 
 def options_of(record: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a typer command whose last parameter is a ``record``: a dataclass whose fields are
-    annotated as typer options. Each field becomes an option of the command."""
+    """Decorate a typer command whose last parameter is a ``record``, a dataclass with typer's
+    annotations. Its fields become the command's options."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [*inspect.signature(command, eval_str=True).parameters.values()][:-1]

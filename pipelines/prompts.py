@@ -1,8 +1,8 @@
-"""Prompts of files: what one is, reading them from JSON Lines, and turning them into token ids.
+"""Prompts: reading them from JSON Lines, and tokenising them.
 
-A folder holds one file a dataset, ``<dataset>.jsonl``; a line is an object with ``messages`` (a
-list of ``role`` and ``content``) and, where it applies, ``id`` and ``family``. Whatever is wrong
-with a line, a file or a name becomes one sentence in ``problems``, and all else is still read.
+A folder has one file for each dataset, ``<dataset>.jsonl``. A line is an object with ``messages``
+(a list of ``role`` and ``content``) and optional ``id`` and ``family``. Problems with a line, file
+or name become sentences in ``problems``; the rest is read.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """All messages as plain text, one after another."""
+        """All messages as plain text."""
         return "\n\n".join(m["content"] for m in self.messages)
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The prompts of one dataset, in the order in which they are drawn from."""
+    """The prompts of one dataset, in order."""
 
     name: str
     family: str
@@ -45,17 +45,17 @@ class PromptSet:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A prompt as the target reads it."""
+    """A prompt as token ids of the target."""
 
     prompt: Prompt
     ids: tuple[int, ...]
 
 
 def read_folder(folder: Path, names: Sequence[str], problems: list[str]) -> Iterator[PromptSet]:
-    """The prompt sets of ``folder``, by name; ``names`` limits them, none means all.
+    """The prompt sets of ``folder``, or those in ``names``.
 
     Raises:
-        SettingsError: there is no such folder, or nothing in it ends in ``.jsonl``.
+        SettingsError: there is no such folder, or it has no ``.jsonl`` file.
     """
     files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
     if not files:
@@ -72,7 +72,7 @@ def read_folder(folder: Path, names: Sequence[str], problems: list[str]) -> Iter
 
 
 def read_file(path: Path, problems: list[str]) -> PromptSet | None:
-    """The prompts of one file; None when it holds none that can be used."""
+    """The prompts of one file; None if none is usable."""
     prompts: dict[str, Prompt] = {}
     try:
         lines = path.read_bytes().splitlines()
@@ -101,7 +101,7 @@ def parse(record: Any, dataset: str, number: int) -> Prompt:
     """A prompt from one decoded line.
 
     Raises:
-        ValueError: with what is missing or of the wrong kind.
+        ValueError: with what is missing or of the wrong type.
     """
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
@@ -125,11 +125,10 @@ def parse(record: Any, dataset: str, number: int) -> Prompt:
 
 
 def tokenise(prompt: Prompt, tokenizer: Any) -> TokenPrompt:
-    """``prompt`` as token ids, in the target's chat template or, where there is none, as plain
-    text.
+    """``prompt`` as token ids, by the target's chat template, or as plain text without one.
 
     Raises:
-        ValueError: the template refuses these messages, or nothing is left of them.
+        ValueError: the template refuses these messages, or the result is empty.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         ids = tokenizer(prompt.text)["input_ids"]
@@ -146,13 +145,11 @@ def tokenise(prompt: Prompt, tokenizer: Any) -> TokenPrompt:
 
 
 def fit(prompt: TokenPrompt, room: int, too_long: TooLong) -> TokenPrompt:
-    """``prompt`` within ``room`` tokens.
-
-    Truncation takes tokens out of the middle, so that the instruction and the end of the template
-    stay: what LongBench does with documents that do not fit.
+    """``prompt`` within ``room`` tokens. Truncation removes the middle, so the instruction and the
+    end of the template stay, as LongBench does.
 
     Raises:
-        ValueError: it is longer, and ``too_long`` says to skip it.
+        ValueError: it is longer, and ``too_long`` is "skip".
     """
     length = len(prompt.ids)
     if length <= room:
@@ -167,10 +164,11 @@ def fit(prompt: TokenPrompt, room: int, too_long: TooLong) -> TokenPrompt:
 def fitting(
     found: PromptSet, tokenizer: Any, room: int, too_long: TooLong, problem: Callable[[str], None]
 ) -> Iterator[TokenPrompt]:
-    """The prompts of a set that can be read and fit into ``room`` tokens, in their order.
+    """The prompts of a set that can be tokenised and fit into ``room`` tokens, in order.
 
-    ``problem`` is told of each that cannot be read and, once no more are drawn, how many were too
-    long.
+    Args:
+        problem: called with a sentence for each unusable prompt, and at the end with the number of
+            prompts that were too long.
     """
     longer = 0
     try:

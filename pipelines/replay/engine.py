@@ -291,14 +291,14 @@ class Engine:
         report = router.report([turn.name], [turn.output[:1]])
         router.observe(report)
         # of a draft that goes on behind the end an engine tells all that was accepted
-        told = [*turn.output, PAST] if ends or len(turn.output) >= trace.allowed else turn.output
+        text = [*turn.output, PAST] if ends or len(turn.output) >= trace.allowed else turn.output
         done = 1
         while done < len(turn.output):
             (decision,) = router.choose(report)
             cycle = _verified(decision, turn, model, done)
             router.drafted(report, [cycle.verified], cycle.drafted)
             yield cycle
-            made = told[done : done + cycle.accepted + 1]
+            made = text[done : done + cycle.accepted + 1]
             tokens, verified = [made], cycle.verified
             report = router.report([turn.name], tokens, verified, 0, 1 + verified)
             report.usual = self._usual

@@ -140,11 +140,8 @@ def responds(url: str) -> bool:
 
 @contextmanager
 def _locked(home: Home, own_registry: bool) -> Iterator[None]:
-    """Hold the locks of the stack's folders; of the registry's only if it runs one.
-
-    Raises:
-        ProcessError: another stack holds one, or a folder cannot be used.
-    """
+    """Hold the locks of the stack's folders; of the registry's only if it runs one. Raises
+    ProcessError if another stack holds one, or a folder cannot be used."""
     with ExitStack() as held:
         for folder in (home.root, home.registry)[: 1 + own_registry]:
             try:

@@ -83,11 +83,8 @@ def run(
 
 
 def warm_up_methods(engine: ReferenceEngine, compared: Sequence[Method]) -> dict[str, LiveCosts]:
-    """Let every method decode a discarded prompt.
-
-    Returns:
-        a cost profile for each learned method; it goes on learning during the run, as in a server.
-    """
+    """Let every method decode a discarded prompt. Returns a cost profile for each learned method;
+    it goes on learning during the run, as in a server."""
     from decoder.engines.reference.session import Session
     from pipelines.lab.bench.profile import profile
     from pipelines.replay.rivals import deciding
@@ -171,13 +168,13 @@ def launch(o: DecodeOptions, console: Console) -> Results:
     k = engine.settings.model_draft_tokens
     compared = methods.build(wanted, policies, engine.head is not None, k)
     settings = _settings(o, models, policies) | {"threads": torch.get_num_threads()}
-    results, told = Results(settings, problems=problems), len(problems)
+    results, known = Results(settings, problems=problems), len(problems)
     with Shown(console) as shown:
         left = len(compared) * sum(min(o.limit + o.warmup, len(s.prompts)) for s in sets)
         done = itertools.count()
         shown.step("warming up", 0, left)
         run(engine, compared, sets, o, results, lambda what: shown.step(what, next(done), left))
-    complain(console, results.problems[told:])
+    complain(console, results.problems[known:])
     if not results.prompts:
         raise SettingsError("no prompt was decoded by every method, so there is nothing to report.")
     return results

@@ -178,11 +178,8 @@ class Measurement:
     def _play_rounds(
         self, players: list[Player], errors: list[str], batch: int, until: float
     ) -> int:
-        """Warm up, then play rounds in rotating order; removes players that fail.
-
-        Returns:
-            the number of rounds.
-        """
+        """Warm up, then play rounds in rotating order; removes players that fail. Returns the
+        number of rounds."""
         o = self.o
 
         def play(p: Player, tokens: int, until: float) -> bool:

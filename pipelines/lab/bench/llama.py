@@ -80,10 +80,7 @@ class Ragged(NamedTuple):
 
 def attend(q: Tensor, cache: Tensor, at: Ragged) -> Tensor:
     """Causal attention of ``q`` [tokens, heads, dim] over ``cache`` [slots, 2 kv_heads, dim].
-
-    Returns:
-        [tokens, heads * dim]; rows of padding tokens are undefined.
-    """
+    Returns [tokens, heads * dim]; rows of padding tokens are undefined."""
     kv, batch = cache.shape[1] // 2, len(at.length)
     if cache.device.type != "cpu":
         key_starts = at.capacity * torch.arange(batch + 1, dtype=torch.int32, device=q.device)
@@ -207,11 +204,8 @@ class Engine:
         return Ragged(self.capacity, max_query, starts.int(), length.int(), slots, cos, sin)
 
     def verify(self, tokens: int, max_query: int) -> Tensor:
-        """Run the step that :meth:`put` sent, and leave each token's argmax in ``out``.
-
-        Returns:
-            the hidden states [tokens, hidden].
-        """
+        """Run the step that :meth:`put` sent, and leave each token's argmax in ``out``. Returns the
+        hidden states [tokens, hidden]."""
         b, s, m = self.batch, self.s, self.model
         starts, length, ids, positions, slots = self.inputs[: 2 * b + 1 + 3 * tokens].split(
             [b + 1, b, tokens, tokens, tokens]
@@ -304,11 +298,7 @@ class Engine:
             self.end.record()
 
     def wait(self) -> float:
-        """Wait for the device.
-
-        Returns:
-            milliseconds from :meth:`begin` to :meth:`fetch`.
-        """
+        """Wait for the device. Returns milliseconds from :meth:`begin` to :meth:`fetch`."""
         if not self.cuda:
             return 1e3 * (time.perf_counter() - self.began)
         self.end.synchronize()

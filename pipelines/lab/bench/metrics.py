@@ -76,7 +76,7 @@ def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]
     kinds = defaultdict(list)
     for cycle in (c for p in prompts for o in p.values() for c in o.cycles):
         kinds[kind(cycle)].append(cycle.us)
-    times = {each: float(np.median(found)) for each, found in kinds.items()}
+    times = {each: float(np.median(times_of_kind)) for each, times_of_kind in kinds.items()}
     return {
         name: [(decoded(p[name]), sum(times[kind(c)] for c in p[name].cycles)) for p in prompts]
         for name in prompts[0]
@@ -110,25 +110,22 @@ def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
 def _over_best(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     """A learned method over the best rule, which is chosen on the other half of the prompts; every
     cycle takes the median time of its kind."""
-    found = None
+    best = None
     if method.startswith("hybrid"):
         spent = {name: columns(pairs) for name, pairs in typical(prompts).items()}
         rules = {m: s for m, s in spent.items() if not m.startswith("hybrid")}
-        found = against_best(spent[method], rules)
+        best = against_best(spent[method], rules)
     return {
-        "over_best_rule": found and found.ratio,
-        "over_best_rule_interval": found and (found.low, found.high),
-        "best_rules": found and found.rivals,
+        "over_best_rule": best and best.ratio,
+        "over_best_rule_interval": best and (best.low, best.high),
+        "best_rules": best and best.rivals,
     }
 
 
 def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
     """The figures of ``method`` over ``prompts``, and over those whose output does not loop.
-
-    Returns:
-        the record of a (dataset, method), without their names. Unknown figures (no cycles, no
-            greedy run) are None.
-    """
+    Returns the record of a (dataset, method), without their names. Unknown figures (no cycles, no
+    greedy run) are None."""
     straight = [p for p in prompts if not loops(p[method].tokens)]
     equal = [p[method].tokens == p["greedy"].tokens for p in prompts if "greedy" in p]
     return {
@@ -141,18 +138,18 @@ def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
 
 def differing(results: Results) -> list[str]:
     """One sentence for each generation that differs from greedy's."""
-    found = []
+    sentences = []
     for key, prompt in results.prompts.items():
         for name, outcome in prompt.outcomes.items():
             plain = prompt.outcomes.get("greedy", outcome)
             pairs = itertools.zip_longest(outcome.tokens, plain.tokens)
             at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
             if at is not None:
-                found.append(
+                sentences.append(
                     f"{name} differs from greedy on prompt {key.prompt} of {key.dataset}, "
                     f"from output token {at} on."
                 )
-    return found
+    return sentences
 
 
 def summary(results: Results) -> dict[str, Any]:
@@ -211,19 +208,19 @@ COLUMNS: Final[dict[str, Cell]] = {
 def table(title: str, columns: Mapping[str, Cell], records: Iterable[dict[str, Any]]) -> Table:
     """A table with a row for each of ``records``. The first column is left-aligned and never
     wraps."""
-    made = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0), show_edge=False)
+    shown = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0), show_edge=False)
     for at, name in enumerate(columns):
-        made.add_column(name, justify="right" if at else "left", overflow="fold", no_wrap=not at)
+        shown.add_column(name, justify="right" if at else "left", overflow="fold", no_wrap=not at)
     for record in records:
-        made.add_row(*(cell(record) for cell in columns.values()))
-    return made
+        shown.add_row(*(cell(record) for cell in columns.values()))
+    return shown
 
 
-def facts(title: str, found: Mapping[str, Any]) -> Table:
+def facts(title: str, figures: Mapping[str, Any]) -> Table:
     """A table of one measurement's figures, a row each, under their names in the JSON."""
-    made = Table("", "", title=title, show_header=False)
-    for name, value in found.items():
+    shown = Table("", "", title=title, show_header=False)
+    for name, value in figures.items():
         for key, one in value.items() if isinstance(value, dict) else [("", value)]:
-            said = f"{one:,.4g}" if isinstance(one, float) else "-" if one is None else f"{one}"
-            made.add_row(f"{name} {key}".rstrip().replace("_", " "), said)
-    return made
+            text = f"{one:,.4g}" if isinstance(one, float) else "-" if one is None else f"{one}"
+            shown.add_row(f"{name} {key}".rstrip().replace("_", " "), text)
+    return shown

@@ -256,11 +256,8 @@ class Player:
         self._start(finished)
 
     def play(self, tokens: int, until: float) -> bool:
-        """Play a round: decode until ``self.tokens`` reaches ``tokens``.
-
-        Returns:
-            False if the time was over before.
-        """
+        """Play a round: decode until ``self.tokens`` reaches ``tokens``. Returns False if the time
+        was over before."""
         before, began, capture_s = self.tokens, time.perf_counter(), self.engine.capture_s
         while self.tokens < tokens and time.monotonic() < until:
             self.step()

@@ -36,9 +36,9 @@ ANSWER: Final = 128
 
 def folder_of() -> Path:
     """The folder of the recordings, named by lengths and drafter."""
-    told = json.dumps([PROMPT, ANSWER])
+    lengths = json.dumps([PROMPT, ANSWER])
     weights = embedded.DRAFTER / "model.safetensors"
-    sha = hashlib.sha256(told.encode() + hashlib.sha256(weights.read_bytes()).digest())
+    sha = hashlib.sha256(lengths.encode() + hashlib.sha256(weights.read_bytes()).digest())
     return machine.cache_directory() / "recordings" / sha.hexdigest()[:16]
 
 
@@ -92,8 +92,8 @@ def traces_of(folder: Path, name: str, wanted: Sequence[Ids]) -> list[Trace]:
     Raises:
         TraceError: the set was not recorded.
     """
-    held = {tuple(trace.prompt): trace for trace in read(folder / f"{name}.jsonl", None).traces}
-    return [held[prompt] for prompt in map(tuple, wanted) if prompt in held]
+    recorded = {tuple(trace.prompt): trace for trace in read(folder / f"{name}.jsonl", None).traces}
+    return [recorded[prompt] for prompt in map(tuple, wanted) if prompt in recorded]
 
 
 def _missing(path: Path, wanted: Sequence[Ids]) -> list[Ids]:
@@ -111,11 +111,11 @@ def _recorded(name: str, some: Sequence[Ids], models: tuple[Any, Any], end: int)
 
     from pipelines.lab.drafter.chains import record
 
-    shown, (model, engine) = [list(ids) for ids in some], models
-    answers = write(model, shown, torch.zeros(len(shown)), end, ANSWER + 1)
-    made = {place: text[len(shown[place]) : -1] for place, text, _ in answers}
-    for place, ids in enumerate(shown):
-        output = made[place] if len(made[place]) >= FEW else []
+    prompts, (model, engine) = [list(ids) for ids in some], models
+    answers = write(model, prompts, torch.zeros(len(prompts)), end, ANSWER + 1)
+    outputs = {place: text[len(prompts[place]) : -1] for place, text, _ in answers}
+    for place, ids in enumerate(prompts):
+        output = outputs[place] if len(outputs[place]) >= FEW else []
         line = {
             "session": f"{name}-{hashlib.sha256(repr(ids).encode()).hexdigest()[:12]}",
             "prompt": ids,

@@ -81,15 +81,15 @@ def summary(sets: Mapping[str, Mapping[str, Spent]]) -> dict[str, Any]:
     best = {name: max(rules, key=o.__getitem__) for name, o in over.items()}
     single = max(rules, key=means.__getitem__)
     against = {name: o[HYBRID] / o[best[name]] for name, o in over.items()}
-    picked = {
+    held_out = {
         name: found
         for name, spent in sets.items()
         if (found := against_best(spent[HYBRID], {r: spent[r] for r in rules}))
     }
-    ratios = [one.ratio for one in picked.values()]
+    ratios = [one.ratio for one in held_out.values()]
     return {
         "x_greedy": over,
-        "hybrid_over_picked": {name: asdict(one) for name, one in picked.items()},
+        "hybrid_over_picked": {name: asdict(one) for name, one in held_out.items()},
         "hybrid_over_picked_mean": _geometric(ratios) if ratios else None,
         "best_rule": best,
         "hybrid_over_best": against,

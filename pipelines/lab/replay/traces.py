@@ -58,7 +58,7 @@ def read(
         data = path.read_bytes()
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}.") from error
-    found, done = Reading(), 0
+    result, done = Reading(), 0
     for number, line in enumerate(data.split(b"\n"), start=1):
         done, long = done + len(line) + 1, 0
         where = f"{path}:{number}:"
@@ -67,59 +67,56 @@ def read(
                 if len(trace.prompt) + len(trace.output) > context:
                     long += 1
                 else:
-                    found.traces.append(trace)
+                    result.traces.append(trace)
         except UnicodeDecodeError:
-            found.notices.append(f"{where} left out, not UTF-8.")
+            result.notices.append(f"{where} left out, not UTF-8.")
         except json.JSONDecodeError as error:
-            found.notices.append(f"{where} left out, not JSON ({error.msg}).")
+            result.notices.append(f"{where} left out, not JSON ({error.msg}).")
         except (ValueError, TypeError, AttributeError) as error:
-            found.notices.append(f"{where} left out, {error}.")
+            result.notices.append(f"{where} left out, {error}.")
         if long:
             what = f"{long} prompts with their outputs" if long > 1 else "prompt and output"
-            found.too_long.append(f"{where} {what} are longer than the context, {context}.")
+            result.too_long.append(f"{where} {what} are longer than the context, {context}.")
         if progress is not None and number % BATCH == 0:
             progress(min(done, len(data)), len(data))
-    return found
+    return result
 
 
 def _traces(line: bytes, workload: str, number: int, tokenizer: Any) -> Iterator[Trace]:
-    """The generations of one line.
-
-    Raises:
-        ValueError, TypeError, AttributeError: the rest of the line is unusable.
-    """
+    """The generations of one line. Raises ValueError, TypeError, AttributeError if the rest of the
+    line is unusable."""
     record = json.loads(line)
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
-    told = Trace(
+    template = Trace(
         str(record.get("session") or record.get("id") or number), (), (), workload,
         int(record.get("max_tokens") or 0), licence=str(record.get("license") or ""),
     )  # fmt: skip
     prompt, output = record.get("prompt"), record.get("output")
     if _are_ids(prompt) and _are_ids(output):
-        return iter([_of_ids(told, record, tokenizer)])
+        return iter([_of_ids(template, record, tokenizer)])
     if tokenizer is None:
         raise ValueError("not a prompt and an output in token ids")
     if isinstance(prompt, str) and isinstance(output, str):
-        made = [Script([prompt, output, tokenizer.eos_token or ""], [1], whole=True)]
+        parts = [Script([prompt, output, tokenizer.eos_token or ""], [1], whole=True)]
     else:
-        made = scripts(*conversation(record), tokenizer)
-    return _of_text(told, made, tokenizer)
+        parts = scripts(*conversation(record), tokenizer)
+    return _of_text(template, parts, tokenizer)
 
 
-def _cut(told: Trace, tokens: Ids, middle: int, end: int) -> Trace:
-    made = end - middle
-    # where it is not stated, a round number above what was made
-    round_up = ALLOWED << max(0, (made // ALLOWED).bit_length())
-    allowed = max(told.allowed, made) if told.allowed else round_up
-    return replace(told, prompt=tokens[:middle], output=tokens[middle:end], allowed=allowed)
+def _cut(template: Trace, tokens: Ids, middle: int, end: int) -> Trace:
+    generated = end - middle
+    # where it is not stated, a round number above what was generated
+    round_up = ALLOWED << max(0, (generated // ALLOWED).bit_length())
+    allowed = max(template.allowed, generated) if template.allowed else round_up
+    return replace(template, prompt=tokens[:middle], output=tokens[middle:end], allowed=allowed)
 
 
-def _of_text(told: Trace, made: Sequence[Script], tokenizer: Any) -> Iterator[Trace]:
-    if not any(script.outputs for script in made):
+def _of_text(template: Trace, parts: Sequence[Script], tokenizer: Any) -> Iterator[Trace]:
+    if not any(script.outputs for script in parts):
         raise ValueError("no output to replay")
     special, empty = set(tokenizer.all_special_ids), 0
-    for script in made:
+    for script in parts:
         ids = _ids_of(script, tokenizer)
         ends = np.cumsum([0, *map(len, ids)]).tolist()
         tokens = np.array([token for piece in ids for token in piece], np.int32)
@@ -129,12 +126,12 @@ def _of_text(told: Trace, made: Sequence[Script], tokenizer: Any) -> Iterator[Tr
             if not script.pieces[i].strip():
                 empty += 1
             elif ends[i]:
-                yield _cut(told, tokens, ends[i], ends[i + 1] + bool(closed))
+                yield _cut(template, tokens, ends[i], ends[i + 1] + bool(closed))
     if empty:
         raise ValueError(f"{empty} empty outputs" if empty > 1 else "an empty output")
 
 
-def _of_ids(told: Trace, record: dict[str, Any], tokenizer: Any) -> Trace:
+def _of_ids(template: Trace, record: dict[str, Any], tokenizer: Any) -> Trace:
     prompt, output = record["prompt"], record["output"]
     size = len(tokenizer) if tokenizer is not None else 1 << 31
     if max([*prompt, *output], default=0) >= size or min([*prompt, *output], default=0) < 0:
@@ -147,7 +144,7 @@ def _of_ids(told: Trace, record: dict[str, Any], tokenizer: Any) -> Trace:
             raise ValueError("model_accepted needs one number for each output token")
         accepted = np.array(accepted, np.int32)
     tokens = np.array([*prompt, *output], np.int32)
-    return _cut(replace(told, model_accepted=accepted), tokens, len(prompt), len(tokens))
+    return _cut(replace(template, model_accepted=accepted), tokens, len(prompt), len(tokens))
 
 
 def _ids_of(script: Script, tokenizer: Any) -> list[list[int]]:
@@ -261,13 +258,13 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     Raises:
         TraceError: a directory holds none.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not inside:
             raise TraceError(f"no *.jsonl in {path}: name a folder of trace files, or files.")
-        found += inside
-    return found
+        files += inside
+    return files
 
 
 class Parts(NamedTuple):

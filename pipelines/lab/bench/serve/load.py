@@ -68,13 +68,13 @@ class Load:
 
 def turns(prompt: Prompt) -> list[tuple[Message, ...]]:
     """The messages before each answer, as separated by empty assistant messages."""
-    found: list[list[Message]] = [[]]
+    parts: list[list[Message]] = [[]]
     for message in prompt.messages:
         if message["role"] != "assistant" or message["content"]:
-            found[-1].append(message)
-        elif found[-1]:
-            found.append([])
-    return [tuple(said) for said in found if said]
+            parts[-1].append(message)
+        elif parts[-1]:
+            parts.append([])
+    return [tuple(said) for said in parts if said]
 
 
 def body(messages: Sequence[Message], model: str, max_tokens: int) -> dict[str, Any]:
@@ -104,17 +104,17 @@ def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
 
 def answers(client: httpx.Client, load: Load, prompt: Prompt) -> Iterator[Reply]:
     """The reply to each turn, up to the first that fails."""
-    said: list[Message] = []
-    for turn, news in enumerate(turns(prompt)):
-        said += news
-        tokens, came, text, error = list[int](), list[float](), "", None
+    messages: list[Message] = []
+    for turn, turn_messages in enumerate(turns(prompt)):
+        messages += turn_messages
+        tokens, arrivals, text, error = list[int](), list[float](), "", None
         sent = load.clock()
-        request = body(said, load.model, load.max_tokens)
+        request = body(messages, load.model, load.max_tokens)
         try:
             with client.stream("POST", "/v1/chat/completions", json=request) as response:
                 if response.is_success:
                     for ids, more in chunks(response.iter_lines()):
-                        came.append(load.clock())
+                        arrivals.append(load.clock())
                         tokens += ids
                         text += more
                 else:
@@ -124,12 +124,12 @@ def answers(client: httpx.Client, load: Load, prompt: Prompt) -> Iterator[Reply]
         if error is None and not tokens:
             error = "the answer held no token"
         now = load.clock()
-        times = (came[0] if came else now) - sent, now - sent
-        gaps = tuple(later - earlier for earlier, later in itertools.pairwise(came))
+        times = (arrivals[0] if arrivals else now) - sent, now - sent
+        gaps = tuple(later - earlier for earlier, later in itertools.pairwise(arrivals))
         yield Reply(f"{prompt.dataset}:{prompt.id}", *times, tuple(tokens), error or "", turn, gaps)
         if error:
             return
-        said.append({"role": "assistant", "content": text})
+        messages.append({"role": "assistant", "content": text})
 
 
 def run(
@@ -201,29 +201,29 @@ def from_workloads(
     With ``most`` they are sessions of that many turns, as an agent platform sends: every other turn
     brings another file, tool list or page, and the next asks about the previous answer.
     """
-    made = []
+    sets = []
     for name in names:
         news, further = workloads.prompts(name), itertools.cycle(FURTHER)
         prompts = []
         for index in range(count):
-            said = [
+            script = [
                 [{"role": "user", "content": next(further)}] if turn % 2 else next(news).messages
                 for turn in range(max(most, 1))
             ]
-            prompts.append(Prompt(f"{name}-{index}", name, name, _scripted(said)))
-        made.append(PromptSet(name, name, tuple(prompts)))
-    return made
+            prompts.append(Prompt(f"{name}-{index}", name, name, _scripted(script)))
+        sets.append(PromptSet(name, name, tuple(prompts)))
+    return sets
 
 
-def cut(found: PromptSet, most: int) -> PromptSet:
+def cut(prompts: PromptSet, most: int) -> PromptSet:
     """Conversations as sessions of at most ``most`` turns. Their recorded answers are dropped;
     conversations without a question are left out."""
     kept = []
-    for prompt in found.prompts:
+    for prompt in prompts.prompts:
         script = (ANSWER if m["role"] == "assistant" else m for m in prompt.messages)
-        if said := turns(replace(prompt, messages=tuple(script)))[:most]:
-            kept.append(replace(prompt, messages=_scripted(said)))
-    return replace(found, prompts=tuple(kept))
+        if script_turns := turns(replace(prompt, messages=tuple(script)))[:most]:
+            kept.append(replace(prompt, messages=_scripted(script_turns)))
+    return replace(prompts, prompts=tuple(kept))
 
 
 def _scripted(said: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
@@ -256,14 +256,14 @@ def levels(
         return (made.prompt for made in usable)
 
     dealt = deal([fits(found) for found in sets], hands, count)
-    held = len(dealt[0]) if dealt else 0
-    if held < least:
+    each = len(dealt[0]) if dealt else 0
+    if each < least:
         raise SettingsError(
-            f"{held} prompts for each concurrency are too few: it takes one, of sessions two for "
-            f"each at a time. {' '.join(problems[:3])}"
+            f"{each} prompts for each concurrency are too few: it takes one, and two sessions for "
+            f"each concurrent one. {' '.join(problems[:3])}"
         )
-    if held < count:
-        problems.append(f"only {held} of {count} prompts for each concurrency.")
+    if each < count:
+        problems.append(f"only {each} of {count} prompts for each concurrency.")
     return tuple(zip(wanted.concurrency, dealt, strict=True))
 
 

@@ -77,12 +77,12 @@ def session_seconds(leader: int) -> float | None:
     Wall clock includes the neighbours' load on a shared machine; this does not. Threads that spin
     while waiting count as busy; ``OMP_WAIT_POLICY=PASSIVE`` stops OpenMP from spinning.
     """
-    found = []
+    seconds = []
     for pid in psutil.pids():
         with suppress(psutil.Error, OSError):  # it has ended, or is none of ours
             if os.getsid(pid) == leader:
-                found.append(sum(psutil.Process(pid).cpu_times()[:2]))
-    return sum(found) if found else None
+                seconds.append(sum(psutil.Process(pid).cpu_times()[:2]))
+    return sum(seconds) if seconds else None
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ class Server:
     def ran(self) -> str:
         """The server's model runner and scheduling as it reports them, since vLLM can fall back to
         others. The runner is read from its log. "" if it does not say."""
-        asked = f"{self.url}/server_info?config_format=json"
+        url = f"{self.url}/server_info?config_format=json"
         try:
-            told = httpx.get(asked, timeout=60.0, trust_env=False).json()
-            ahead = told["vllm_config"]["scheduler_config"]["async_scheduling"]
+            info = httpx.get(url, timeout=60.0, trust_env=False).json()
+            ahead = info["vllm_config"]["scheduler_config"]["async_scheduling"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return ""
         log = self.child.log.read_text(errors="replace")
@@ -133,12 +133,12 @@ class Server:
         until = clock() + COUNTER_SECONDS
         while True:
             try:
-                asked = httpx.get(f"{self.url}/metrics", timeout=60.0, trust_env=False)
-                page = asked.raise_for_status().text
+                response = httpx.get(f"{self.url}/metrics", timeout=60.0, trust_env=False)
+                page = response.raise_for_status().text
             except httpx.HTTPError as error:
                 raise ProcessError(f"{self.url}/metrics cannot be read: {error}.") from error
-            if (found := parse(page))["tokens"] >= tokens:
-                return found
+            if (counts := parse(page))["tokens"] >= tokens:
+                return counts
             if clock() > until:
                 raise ProcessError(
                     f"the server at {self.url} counts fewer tokens than it sent ({tokens}): is "
@@ -156,12 +156,12 @@ def launch_vllm(plan: Plan, setup: Setup, port: int) -> tuple[list[str], dict[st
     options = replace(plan.options, port=port)
     serve.check(options)
     on_cpu = not machine.has_accelerator()
-    made = command(setup, options, os.environ, machine.cpu_flags(), on_cpu, plan.policy)
-    serve.empty_metrics(options, made[1])
+    launched = command(setup, options, os.environ, machine.cpu_flags(), on_cpu, plan.policy)
+    serve.empty_metrics(options, launched[1])
     # A server that was stopped for a while would close, unread, connections that waited for it.
-    made[1].setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "3600")
-    made[1].setdefault("VLLM_SERVER_DEV_MODE", "1")  # it says what it runs with
-    return made
+    launched[1].setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "3600")
+    launched[1].setdefault("VLLM_SERVER_DEV_MODE", "1")  # it says what it runs with
+    return launched
 
 
 @contextmanager
@@ -239,10 +239,10 @@ Tell = Callable[[Setup, str, int], None]
 
 
 def _tell(
-    shown: Shown, where: str, done: Counter[str], plan: Plan, setup: Setup, what: str, more: int
+    progress: Shown, where: str, done: Counter[str], plan: Plan, setup: Setup, what: str, more: int
 ) -> None:
     done[setup.name] += more
-    shown.step(f"{where} {setup.name}: {what}", done[setup.name], plan.requests)
+    progress.step(f"{where} {setup.name}: {what}", done[setup.name], plan.requests)
 
 
 def measure(
@@ -261,7 +261,7 @@ def measure(
         ModelError, SettingsError: see :func:`launch_vllm`.
     """
     failed: dict[str, str] = {}
-    found: dict[str, ServerRun] = {}
+    runs: dict[str, ServerRun] = {}
     servers: list[Server] = []
     most = max(at_once for at_once, _ in plan.levels)
     with starting(plan, launch) as start:
@@ -276,7 +276,7 @@ def measure(
                 failed[setup.name] = str(error)
                 continue
             servers.append(server)
-            found[setup.name] = ServerRun(number, setup.name, (), server.ran())
+            runs[setup.name] = ServerRun(number, setup.name, (), server.ran())
         for turn, (at_once, prompts) in enumerate(plan.levels, number):
             first = turn % max(len(servers), 1)
             ordered = [*servers[first:], *servers[:first]]
@@ -285,10 +285,10 @@ def measure(
                 if isinstance(measured, ProcessError):
                     failed[name] = str(measured)
                     servers.remove(server)
-                    del found[name]
+                    del runs[name]
                 else:
-                    found[name] = replace(found[name], levels=(*found[name].levels, measured))
-    return list(found.values()), failed
+                    runs[name] = replace(runs[name], levels=(*runs[name].levels, measured))
+    return list(runs.values()), failed
 
 
 def _level(
@@ -318,9 +318,9 @@ def _level(
     def work(server: Server) -> Work[Level]:
         return Work(partial(measured, server), lambda: answered[server.setup.name])
 
-    made = in_slices({server.child.process.pid: work(server) for server in servers})
+    results = in_slices({server.child.process.pid: work(server) for server in servers})
     for server in servers:
-        found = made[server.child.process.pid]
-        if not isinstance(found, Level | ProcessError):
-            raise found
-        yield server, found
+        result = results[server.child.process.pid]
+        if not isinstance(result, Level | ProcessError):
+            raise result
+        yield server, result

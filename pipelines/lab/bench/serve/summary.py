@@ -100,13 +100,13 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
     ``against`` compares with the best setup of each other method at that concurrency. The best is
     chosen on the figures it is compared on, which favours it.
     """
-    places: dict[int, dict[str, dict[int, Level]]] = {}
+    by_concurrency: dict[int, dict[str, dict[int, Level]]] = {}
     for run in runs:
         for level in run.levels:
-            here = places.setdefault(level.concurrency, {})
+            here = by_concurrency.setdefault(level.concurrency, {})
             here.setdefault(run.setup, {})[run.round] = level
     records = []
-    for concurrency, here in sorted(places.items()):
+    for concurrency, here in sorted(by_concurrency.items()):
         best = {
             method: max(kin, key=lambda n: statistics.median(v.rate for v in here[n].values()))
             for method in METHODS
@@ -140,7 +140,7 @@ def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
     answered = [r for level in levels for r in level.answered]
     counted = sum((Counter(level.counters) for level in levels), Counter())
     tokens = sum(v.tokens for v in levels)
-    same, compared = equal(rounds, plain)
+    equal_count, compared = equal(rounds, plain)
     rates = [level.rate for level in levels]
     return {
         "rounds": len(rounds),
@@ -157,7 +157,7 @@ def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
         "prompt_tokens_cached_share": over(
             counted["cached_prompt_tokens"], counted["prompt_tokens"]
         ),
-        "equal_to_none": same,
+        "equal_to_none": equal_count,
         "compared_with_none": compared,
     }
 
@@ -190,13 +190,13 @@ def against(mine: Rounds, theirs: Rounds) -> dict[str, Any]:
     server: ``rate`` by the wall clock and ``cpu`` by processor time, as medians over rounds with
     their range.
     """
-    found = {group: paired(mine, theirs, group) for group in GROUPS}
+    ratios = {group: paired(mine, theirs, group) for group in GROUPS}
     for name, of in (("rate", attrgetter("rate")), ("cpu", attrgetter("per_cpu_s"))):
         pairs = [(of(mine[r]), of(theirs[r])) for r in mine if r in theirs]
         shared = [a / b for a, b in pairs if a and b]
         span = [min(shared), max(shared)] if shared else None
-        found[name] = {"ratio": median(shared), "range": span, "rounds": len(shared)}
-    return found
+        ratios[name] = {"ratio": median(shared), "range": span, "rounds": len(shared)}
+    return ratios
 
 
 def paired(mine: Rounds, theirs: Rounds, group: str) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
     return same, same + len(parted)
 
 
-def unequal(made: dict[str, Any]) -> list[str]:
+def unequal(report: dict[str, Any]) -> list[str]:
     """One sentence for each configuration whose answers differ from those without speculation.
 
     In half precision, and in batches, rounding depends on the batch's shape, so near-ties can fall
@@ -244,7 +244,7 @@ def unequal(made: dict[str, Any]) -> list[str]:
     return [
         f"{r['configuration']} at {r['concurrency']}: only {r['equal_to_none']} of "
         f"{r['compared_with_none']} answers equal those of 'none' token for token."
-        for r in made["records"]
+        for r in report["records"]
         if r["equal_to_none"] < r["compared_with_none"]
     ]
 
