@@ -70,7 +70,6 @@ class Adapter:
         self.profile: WorkerProfile | None = None
         self._longest, self._limited_log = longest, LimitedLog()
         self._identities = Identities.load(worker.settings) if worker is not None else None
-        self._idle_steps = 0
         self._restarts: Counter[str] = Counter()
         self._under_grammar: set[str] = set()
         self._chosen: tuple[StepReport, list[int]] | None = None
@@ -96,7 +95,7 @@ class Adapter:
         Args:
             exposed: whether the engine waits for it.
             idle: whether the step has no tokens: vLLM runs one after the last request. A doubtful
-                profile is then continued, ever more rarely: the next request may wait for it.
+                profile is then continued, for a twentieth of the time: the next request may wait.
         """
         if self.worker is not None:
             with self.suppressing("bookkeeping failed"):
@@ -104,8 +103,7 @@ class Adapter:
         profile = self.profile
         if not idle or profile is None or not profile.doubted or self.disabled:
             return
-        self._idle_steps += 1
-        if self._idle_steps & (self._idle_steps - 1):  # the first, second, fourth, eighth ...
+        if not profile.is_due():
             return
         with self.suppressing(NO_PROFILE):
             costs = profile.take(IDLE_SECONDS)

@@ -30,6 +30,8 @@ CPU_SECONDS: Final = 6.0
 """Time for a profile at start on a CPU, where steps of many tokens never pay."""
 IDLE_SECONDS: Final = 0.25
 """Time slice of a repeated profile, for which a new request may have to wait."""
+PROFILE_EVERY: Final = 20
+"""Least time between two slices, in slices: requests wait for a twentieth of it at most."""
 ATTEMPTS: Final = 3
 """Most repetitions of a doubtful profile."""
 MANY: Final = 16
@@ -48,6 +50,11 @@ class WorkerProfile:
         self.doubted = False
         self._runner, self._scope, self._ranks = runner, scope, ranks
         self.steps, self._repetitions = empty_profile(runner, scope), 0
+        self._due_at = 0.0
+
+    def is_due(self) -> bool:
+        """Whether the next slice may be timed, as the leading rank decides."""
+        return self._ranks.broadcast(time.monotonic() >= self._due_at)
 
     def take(self, seconds: float | None = None) -> LiveCosts | None:
         """Time steps for ``seconds``, or for the whole budget at start. Mutates only the profile.
@@ -82,6 +89,7 @@ class WorkerProfile:
             log.info("a step costs, in ms by tokens: %s", {n: round(us / 1e3, 1) for n, us in each})
             return steps.costs
         finally:
+            self._due_at = time.monotonic() + PROFILE_EVERY * (seconds or 0.0)
             self.doubted = self._ranks.broadcast(doubted)
 
 
