@@ -75,12 +75,12 @@ def _installed(name: str) -> str | None:
 
 def package(name: str, pin: str) -> Check:
     """A package's version against its pin; a local part such as ``+cpu`` is ignored."""
-    found = _installed(name)
-    ok = found is not None and found.split("+")[0] == pin
+    installed = _installed(name)
+    ok = installed is not None and installed.split("+")[0] == pin
     extra = f"[{EXTRAS[name]}]" if name in EXTRAS else ""
     fix = f"make setup (installs {name} {pin}), or pip install 'hybrid-verified-decoding{extra}'"
     needed = EXTRAS.get(name) != "learner"
-    return Check(name, ok, found or "not installed", fix, blocks=found is None and needed)
+    return Check(name, ok, installed or "not installed", fix, blocks=installed is None and needed)
 
 
 def vllm() -> Check:
@@ -102,17 +102,17 @@ def processor() -> Check:
         return Check("processor", True, "CUDA device: the model's own dtype is used")
     flags = machine.cpu_flags()
     ok = "avx2" in flags or platform.machine() != "x86_64"
-    found = f"{machine.named_flags(', ')}: serving in {machine.serving_dtype(flags)}"
-    return Check("processor", ok, found, "a processor with AVX2 is needed by vLLM's CPU build")
+    text = f"{machine.named_flags(', ')}: serving in {machine.serving_dtype(flags)}"
+    return Check("processor", ok, text, "a processor with AVX2 is needed by vLLM's CPU build")
 
 
 def kafka() -> Check:
     """The broker that the environment names, or the embedded one."""
     if broker.VARIABLE not in os.environ:
-        found = _installed("noida-db")
+        installed = _installed("noida-db")
         fix = f"for hvd up and hvd demo: make setup, or set {broker.VARIABLE}"
-        text = f"embedded, noida-db {found or 'missing'}"
-        return Check("broker", found is not None, text, fix, blocks=False)
+        text = f"embedded, noida-db {installed or 'missing'}"
+        return Check("broker", installed is not None, text, fix, blocks=False)
     try:
         settings = KafkaSettings.load()
     except SettingsError as error:
@@ -121,8 +121,8 @@ def kafka() -> Check:
 
 
 def _service(name: str, address: str, ok: bool, variable: str) -> Check:
-    found = f"{address} {'answers' if ok else 'does not answer'}"
-    return Check(name, ok, found, f"start it, correct {variable}, or unset it")
+    text = f"{address} {'answers' if ok else 'does not answer'}"
+    return Check(name, ok, text, f"start it, correct {variable}, or unset it")
 
 
 def topics() -> Check:
@@ -130,13 +130,13 @@ def topics() -> Check:
     if broker.VARIABLE not in os.environ:
         return Check("topics", True, "made with the stack")
     try:
-        found = harmful(KafkaSettings.load())
+        harms = harmful(KafkaSettings.load())
     except BrokerAway:
         return Check("topics", True, "not checked: the broker does not answer")
     except HvdError as error:
-        found = [str(error)]
+        harms = [str(error)]
     fix = "kafka-configs.sh --alter, or python -m learner.topics deploy/kafka/topics.toml"
-    return Check("topics", not found, "; ".join(found) or "settings are fine", fix, blocks=False)
+    return Check("topics", not harms, "; ".join(harms) or "settings are fine", fix, blocks=False)
 
 
 def harmful(kafka: KafkaSettings) -> list[str]:
@@ -148,16 +148,16 @@ def harmful(kafka: KafkaSettings) -> list[str]:
     """
     with reached(kafka, REQUEST_MS) as admin:
         names = set(admin.list_topics())
-        there = [topic for topic in TOPICS if topic.name in names]
-        if not there:
+        existing = [topic for topic in TOPICS if topic.name in names]
+        if not existing:
             return []
-        configs = settings_of(admin, there)
+        configs = settings_of(admin, existing)
         replicas = {
             each["name"]: min((len(p["replica_nodes"]) for p in each["partitions"]), default=1)
-            for each in admin.describe_topics([topic.name for topic in there])
+            for each in admin.describe_topics([topic.name for topic in existing])
         }
-    sentences = [f"{t.name} is missing: start a learner" for t in TOPICS if t not in there]
-    for topic in there:
+    sentences = [f"{t.name} is missing: start a learner" for t in TOPICS if t not in existing]
+    for topic in existing:
         sentences += _harms(topic, replicas[topic.name], configs.get(topic.name, {}))
     return sentences
 
@@ -167,9 +167,9 @@ def _harms(topic: Topic, replicas: int, config: Mapping[str, str]) -> Iterator[s
     if cleanup != topic.cleanup:
         what = "loses serving policies" if topic.compacted else "keeps one record of each worker"
         yield f"{name} has {CLEANUP}={cleanup} and {what}: set {topic.cleanup}"
-    kept = int(config.get(RETENTION, "-1"))
-    if topic is DRAFTS and 0 <= kept < SHORT_MS:
-        yield f"{name} has {RETENTION}={kept}: a learner away for longer loses events"
+    retention = int(config.get(RETENTION, "-1"))
+    if topic is DRAFTS and 0 <= retention < SHORT_MS:
+        yield f"{name} has {RETENTION}={retention}: a learner away for longer loses events"
     largest = int(config.get(LARGEST, LARGEST_BYTES))
     if largest < LARGEST_BYTES:
         yield f"{name} has {LARGEST}={largest} and refuses larger records: set 1048576 at least"
@@ -188,8 +188,8 @@ def registry() -> Check:
     if not uri.startswith("http"):
         return Check("registry", True, masked(uri))
     ok, proxy = responds(f"{uri.rstrip('/')}/health"), proxy_of(uri)
-    asked = masked(f"{uri}, asked by the proxy {proxy}," if proxy else uri)
-    return _service("registry", asked, ok, TRACKING_VARIABLE)
+    address = masked(f"{uri}, asked by the proxy {proxy}," if proxy else uri)
+    return _service("registry", address, ok, TRACKING_VARIABLE)
 
 
 def model() -> Check:
@@ -216,10 +216,10 @@ def tenants() -> Check:
     except SettingsError as error:
         return Check("tenants", False, str(error), "correct the setting (docs/security.md)")
     source = os.environ.get("HVD_WORKER_TENANTS", "middleware")
-    found = f"{SHARED[source]}; names are hashed under "
-    found += "the operator's key" if key else f"a new key at each start (set {VARIABLE})"
+    text = f"{SHARED[source]}; names are hashed under "
+    text += "the operator's key" if key else f"a new key at each start (set {VARIABLE})"
     fix = "unset HVD_WORKER_TENANTS, unless all clients may see each other's text"
-    return Check("tenants", source == "middleware", found, fix, blocks=False)
+    return Check("tenants", source == "middleware", text, fix, blocks=False)
 
 
 def shared_memory() -> Check:

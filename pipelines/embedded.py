@@ -46,8 +46,8 @@ def gguf_file() -> Path:
     Raises:
         ModelError: the package is not installed, or holds no model.
     """
-    found = importlib.util.find_spec(PACKAGE)
-    files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
+    spec = importlib.util.find_spec(PACKAGE)
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
     if not files:
         raise ModelError(f"the embedded model is not installed: {HOW}")
     return files[0]
@@ -73,11 +73,11 @@ def ensure_model(console: Console | None = None) -> Path:
         home.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".expanding-") as folder:
             with shown.status("expanding SmolLM2-135M-Instruct (once, about half a minute)"):
-                made = _expand(source, Path(folder) / home.name)
+                expanded = _expand(source, Path(folder) / home.name)
             if home.exists() and not is_expanded(home):
                 shutil.rmtree(home)  # left by something that was not this function
             try:
-                made.rename(home)
+                expanded.rename(home)
             except OSError:
                 if not is_expanded(home):  # else another process was quicker
                     raise

@@ -73,8 +73,8 @@ def description() -> str:
 
 def versions(*packages: str) -> dict[str, str]:
     """Versions of the installed ones of ``packages``, for a report."""
-    found = (d for name in packages for d in metadata.distributions(name=name))
-    return {d.name: d.version for d in found}
+    distributions = (d for name in packages for d in metadata.distributions(name=name))
+    return {d.name: d.version for d in distributions}
 
 
 def cache_directory() -> Path:
@@ -96,8 +96,8 @@ def shared_room() -> int:
     """Free bytes in :data:`SHARED_MEMORY`; 0 if it is not writable."""
     if not os.access(SHARED_MEMORY, os.W_OK):
         return 0
-    found = os.statvfs(SHARED_MEMORY)
-    return found.f_bavail * found.f_frsize if found.f_blocks else sys.maxsize  # 0: no limit
+    stat = os.statvfs(SHARED_MEMORY)
+    return stat.f_bavail * stat.f_frsize if stat.f_blocks else sys.maxsize  # 0: no limit
 
 
 def check_shared_room(ranks: int) -> None:

@@ -9,9 +9,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-Model = Tokenizer = Annotated[
+Model = Annotated[
     str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
 ]
+Tokenizer = Model
 Drafter = Annotated[str | None, typer.Option(help="EAGLE3 head made for the model, or 'none'.")]
 DType = Annotated[str, typer.Option(help="auto chooses what is fastest here.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]

@@ -66,9 +66,9 @@ def read_folder(folder: Path, names: Sequence[str], problems: list[str]) -> Iter
             problems.append(f"dataset {name!r} left out: there is no {folder / name}.jsonl.")
     for name, path in files.items():
         if not names or name in names:
-            found = read_file(path, problems)
-            if found is not None:
-                yield found
+            prompts = read_file(path, problems)
+            if prompts is not None:
+                yield prompts
 
 
 def read_file(path: Path, problems: list[str]) -> PromptSet | None:
@@ -162,7 +162,7 @@ def fit(prompt: TokenPrompt, room: int, too_long: TooLong) -> TokenPrompt:
 
 
 def fitting(
-    found: PromptSet, tokenizer: Any, room: int, too_long: TooLong, problem: Callable[[str], None]
+    prompts: PromptSet, tokenizer: Any, room: int, too_long: TooLong, problem: Callable[[str], None]
 ) -> Iterator[TokenPrompt]:
     """The prompts of a set that can be tokenised and fit into ``room`` tokens, in order.
 
@@ -172,11 +172,11 @@ def fitting(
     """
     longer = 0
     try:
-        for prompt in found.prompts:
+        for prompt in prompts.prompts:
             try:
                 read = tokenise(prompt, tokenizer)
             except ValueError as error:
-                problem(f"{found.name}: prompt {prompt.id} skipped: {error}.")
+                problem(f"{prompts.name}: prompt {prompt.id} skipped: {error}.")
                 continue
             try:
                 fitted = fit(read, room, too_long)
@@ -186,4 +186,4 @@ def fitting(
             yield fitted
     finally:
         if longer:
-            problem(f"{found.name}: prompts of more than {room} tokens, left out: {longer}.")
+            problem(f"{prompts.name}: prompts of more than {room} tokens, left out: {longer}.")

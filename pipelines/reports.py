@@ -116,5 +116,5 @@ class Shown:
             self._told = now
             left = self._bar.tasks[0].time_remaining
             about = f", about {max(1, round(left / 60))} min left" if left else ""
-            said = f"{what}: {done:,.0f} of {whole:,.0f}{about}"
-            self._console.print(said, markup=False, highlight=False, soft_wrap=True)
+            line = f"{what}: {done:,.0f} of {whole:,.0f}{about}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)

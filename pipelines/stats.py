@@ -92,11 +92,11 @@ def against_best(mine: Spent, rules: Mapping[str, Spent]) -> Against | None:
         np.where(even, of_even, of_odd)
         for of_even, of_odd in zip(rules[picked[0]], rules[picked[1]], strict=True)
     )
-    found = interval(mine, (tokens, time))
-    if found is None:
+    bounds = interval(mine, (tokens, time))
+    if bounds is None:
         return None
     ratio = float(mine[0].sum() / mine[1].sum() / (tokens.sum() / time.sum()))
-    return Against(ratio, *found, (picked[0], picked[1]))
+    return Against(ratio, *bounds, (picked[0], picked[1]))
 
 
 def _best(rules: Mapping[str, Spent], part: NDArray[np.bool_]) -> str:

@@ -83,8 +83,8 @@ def _functions_of(path: Path) -> Iterator[Function]:
 def standard_library_functions(split: Split) -> tuple[Function, ...]:
     """All functions of 6 to 29 lines in the standard library's top-level modules, in file order."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = itertools.chain.from_iterable(_functions_of(p) for p in sorted(root.glob("*.py")))
-    return tuple(f for f in found if f.split == split)
+    functions = itertools.chain.from_iterable(_functions_of(p) for p in sorted(root.glob("*.py")))
+    return tuple(f for f in functions if f.split == split)
 
 
 def _user(text: str) -> tuple[Message, ...]:

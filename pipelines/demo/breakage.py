@@ -45,8 +45,8 @@ def set_broken(url: str, broken: bool) -> None:
     """
     body = {"method": "set_drafter_broken", "args": ["yes" if broken else "no"]}
     try:
-        asked = httpx.post(f"{url}/collective_rpc", json=body, timeout=SECONDS, trust_env=False)
-        asked.raise_for_status()
+        response = httpx.post(f"{url}/collective_rpc", json=body, timeout=SECONDS, trust_env=False)
+        response.raise_for_status()
     except httpx.HTTPError as error:
         what = f"the drafter could not be {'broken' if broken else 'mended'} for the demo"
         raise ProcessError(f"{what}: {error}. See the worker's log.") from error

@@ -149,8 +149,8 @@ def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
     Raises:
         SettingsError: they cannot be written.
     """
-    made = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s on {summary['machine']}."
-    sentences = [{"text": s} for s in (*summary["sentences"], *summary["failings"], made)]
+    footer = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s on {summary['machine']}."
+    sentences = [{"text": s} for s in (*summary["sentences"], *summary["failings"], footer)]
     page = record(ledger, f"Adaptive decoding: a demo run, {summary['date'][:10]}", sentences)
     page["tiles"] += rule_tiles(summary)
     page["tables"] = [*rule_tables(summary), *page["tables"]]
@@ -199,13 +199,13 @@ def _wait_until_learned(stack: Stack, ledger: Ledger, before: int) -> None:
     """Wait until the learner has read all of the worker's events, or reads no more of them. Raises
     ProcessError if worker or learner stopped reporting."""
     quiet = time.time() + 1.5  # statuses from then on include the last request
-    taken, deadline, is_fresh = 0, time.monotonic() + DRAIN_SECONDS, False
+    read, deadline, is_fresh = 0, time.monotonic() + DRAIN_SECONDS, False
     while time.monotonic() < deadline:
         stack.check()
         is_fresh = min(ledger.statuses[-1].time, ledger.learner[-1].time) > quiet
         if is_fresh and ledger.produced == ledger.consumed - before == ledger.seen:
             return
-        if taken != (taken := ledger.consumed + ledger.seen):
+        if read != (read := ledger.consumed + ledger.seen):
             deadline = time.monotonic() + DRAIN_SECONDS
         time.sleep(0.2)
     if not is_fresh:

@@ -52,8 +52,8 @@ def summarise(ledger: Ledger, run: Run, virtual: Mapping[str, Any] | None = None
     """
     requests, began = run.requests, run.began
     rounds, consumed = list(ledger.rounds), ledger.consumed - run.consumed_before
-    found = uplifts(rounds, ledger.phases, at_end=True)
-    kinds = [name for name in found if name != ALL]
+    gains = uplifts(rounds, ledger.phases, at_end=True)
+    kinds = [name for name in gains if name != ALL]
     summary: Summary = {
         "date": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         "duration_s": round(max((p.ended for p in ledger.phases), default=began) - began, 1),
@@ -64,10 +64,10 @@ def summarise(ledger: Ledger, run: Run, virtual: Mapping[str, Any] | None = None
         "uplift": {
             f"over_{side}": as_dict(whole)
             | {"at_costs": as_dict(effect_of(rounds, CHAMPION, side, True, COST))}
-            | {"kinds": {kind: as_dict(found[kind][side]) for kind in kinds}}
-            for side, whole in found[ALL].items()
+            | {"kinds": {kind: as_dict(gains[kind][side]) for kind in kinds}}
+            for side, whole in gains[ALL].items()
         },
-        "best_and_worst": {kind: best_and_worst(found[kind]) for kind in kinds},
+        "best_and_worst": {kind: best_and_worst(gains[kind]) for kind in kinds},
         "rounds": len(rounds),
         "events_produced": ledger.produced,
         "events_consumed": consumed,
@@ -84,8 +84,9 @@ def summarise(ledger: Ledger, run: Run, virtual: Mapping[str, Any] | None = None
         "worker": ledger.statuses[-1].model_dump(mode="json") if ledger.statuses else {},
         "learner": ledger.learner[-1].model_dump(mode="json") if ledger.learner else {},
     }
-    failings, said = _failings(summary), (_speed, _choice, _rules, _learning, _guard, _trust, _open)
-    sentences = [sentence for one in said if (sentence := one(summary))]
+    failings = _failings(summary)
+    writers = _speed, _choice, _rules, _learning, _guard, _trust, _open
+    sentences = [sentence for write in writers if (sentence := write(summary))]
     return {"ok": not failings, "failings": failings, "sentences": sentences} | summary
 
 
@@ -167,13 +168,13 @@ def _virtually_told(summary: Summary, side: str) -> bool:
     """Whether virtual time says which is faster, for every kind of traffic."""
     kinds = [kind["over"] for kind in summary["virtual"].get("kinds", {}).values()]
     rules = {PLAIN: "greedy", SUFFIX: "suffix", MODEL: "eagle3"}
-    found = [
+    ratios = [
         one
         for over in kinds
         for rule, one in over.items()
         if rule.partition(":")[0] == rules.get(side)
     ]
-    return bool(found) and all(map(is_told, found))
+    return bool(ratios) and all(map(is_told, ratios))
 
 
 def _interval(one: Mapping[str, float]) -> str:
@@ -209,10 +210,10 @@ def _choice(summary: Summary) -> str:
     parts = []
     virtual = summary["virtual"].get("kinds", {})
     for kind, ends in summary["best_and_worst"].items():
-        found = [summary["uplift"][f"over_{side}"]["kinds"][kind] for side in ends or ()]
-        if ends and (not virtual or (kind in virtual and all(map(is_told, found)))):
+        ratios = [summary["uplift"][f"over_{side}"]["kinds"][kind] for side in ends or ()]
+        if ends and (not virtual or (kind in virtual and all(map(is_told, ratios)))):
             (best, beside), (worst, over) = (
-                (NAMES[s], _interval(o)) for s, o in zip(ends, found, strict=True)
+                (NAMES[s], _interval(o)) for s, o in zip(ends, ratios, strict=True)
             )
             parts.append(f"{kind}: {beside} times {best}, {over} times {worst}")
     if not parts:
@@ -230,8 +231,8 @@ def ends_of(over: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
 def _rules(summary: Summary) -> str:
     """What every rule made of the same answers in virtual time."""
     parts = []
-    for kind, found in summary["virtual"].get("kinds", {}).items():
-        over = found["over"]
+    for kind, figures in summary["virtual"].get("kinds", {}).items():
+        over = figures["over"]
         best, worst = ends_of(over)
         ends = f"{_beside(over[best], name_of(best))}, the best of {len(over)} rules"
         if not is_told(over[best]):
@@ -249,11 +250,11 @@ def _rules(summary: Summary) -> str:
 def rule_tiles(summary: Summary) -> list[dict[str, str]]:
     """Tiles: the ratio to the best rule for each kind of traffic, in virtual time."""
     tiles = []
-    for kind, found in summary["virtual"].get("kinds", {}).items():
-        best = ends_of(found["over"])[0]
-        detail = f"{_interval(found['over'][best])}, {name_of(best)}"
-        label = f"{kind}, in virtual time, over the best of {len(found['over'])} rules"
-        value = f"{found['over'][best]['ratio']:.2f}"
+    for kind, figures in summary["virtual"].get("kinds", {}).items():
+        best = ends_of(figures["over"])[0]
+        detail = f"{_interval(figures['over'][best])}, {name_of(best)}"
+        label = f"{kind}, in virtual time, over the best of {len(figures['over'])} rules"
+        value = f"{figures['over'][best]['ratio']:.2f}"
         tiles.append({"id": f"rules_{kind}", "label": label, "value": value, "detail": detail})
     return tiles
 
@@ -263,12 +264,12 @@ def rule_tables(summary: Summary) -> list[dict[str, Any]]:
     kinds = summary["virtual"].get("kinds", {})
     if not kinds:
         return []
-    rules = dict.fromkeys(rule for found in kinds.values() for rule in found["over"])
+    rules = dict.fromkeys(rule for figures in kinds.values() for rule in figures["over"])
     rows = [
-        [name_of(rule), *(_interval(found["over"][rule]) for found in kinds.values())]
+        [name_of(rule), *(_interval(figures["over"][rule]) for figures in kinds.values())]
         for rule in rules
     ]
-    counts = [f"{kind}, {found['answers']} answers" for kind, found in kinds.items()]
+    counts = [f"{kind}, {figures['answers']} answers" for kind, figures in kinds.items()]
     title = (
         "Virtual time: ratio of tokens a second to each rule, on this run's answers at the "
         "measured step times, with model acceptance drawn from the measured curve"
@@ -277,44 +278,44 @@ def rule_tables(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _guard(summary: Summary) -> str:
-    found = summary["mistake"]
-    if found is None:
+    mistake = summary["mistake"]
+    if mistake is None:
         return "No bad policy was promoted: there was no time, or no champion yet."
-    named = f"Version {found['version']}, which drafts nothing, was made champion by hand"
-    if not found["in_force"]:
+    named = f"Version {mistake['version']}, which drafts nothing, was made champion by hand"
+    if not mistake["in_force"]:
         return f"{named}; no worker loaded it in the time there was."
-    floor, back = found["relieved_s"], found["taken_back_s"]
+    floor, back = mistake["relieved_s"], mistake["taken_back_s"]
     parts = []
     if floor is not None:
         parts.append(f"the worker fell back to a fixed arm after {floor:.0f} seconds")
     if back is not None:
-        parts.append(f"another policy served after {back:.0f} seconds{_why(found)}")
+        parts.append(f"another policy served after {back:.0f} seconds{_why(mistake)}")
     return f"{named}; {' and '.join(parts) or 'nothing replaced it in the time there was'}."
 
 
 def _learning(summary: Summary) -> str:
-    applied, found = summary["policy_versions_applied"], summary["lesson"]
+    applied, lesson = summary["policy_versions_applied"], summary["lesson"]
     text = (
         f"It began with {summary['start']}, learned from {summary['events_consumed']} "
         f"draft events of its own traffic, and served {len(applied)} of the policies it trained"
     )
-    if found is None or found["before"] is None:
+    if lesson is None or lesson["before"] is None:
         return f"{text}."
-    text += f"; in {found['phase']}, where every copy ends early, {_seen(found['before'])}"
-    if found["after"] is None:
+    text += f"; in {lesson['phase']}, where every copy ends early, {_seen(lesson['before'])}"
+    if lesson["after"] is None:
         return (
             f"{text}. Whether the learner's next policy is better there cannot be told yet, after "
-            f"{found['answers']} answers; in simulation it took up to {NEEDED}."
+            f"{lesson['answers']} answers; in simulation it took up to {NEEDED}."
         )
     return (
-        f"{text}. The learner's version {found['version']} served there after "
-        f"{found['after_s']:.0f} seconds{_why(found)}, and then {_seen(found['after'])}."
+        f"{text}. The learner's version {lesson['version']} served there after "
+        f"{lesson['after_s']:.0f} seconds{_why(lesson)}, and then {_seen(lesson['after'])}."
     )
 
 
-def _why(found: Mapping[str, Any]) -> str:
+def _why(outcome: Mapping[str, Any]) -> str:
     """The registry's reason, in brackets, if there is one."""
-    return f" ({found['why']})" if found.get("why") else ""
+    return f" ({outcome['why']})" if outcome.get("why") else ""
 
 
 def _seen(one: Mapping[str, float]) -> str:

@@ -170,10 +170,10 @@ class Traffic:
         try:
             response = client.post("/v1/chat/completions", json=body)
             if response.is_success:
-                found = response.json()
-                tokens = int(found["usage"]["completion_tokens"])
-                read = found.get("prompt_token_ids")
-                written = found["choices"][0].get("token_ids")
+                answer = response.json()
+                tokens = int(answer["usage"]["completion_tokens"])
+                read = answer.get("prompt_token_ids")
+                written = answer["choices"][0].get("token_ids")
             else:
                 error = f"HTTP {response.status_code}: {response.text[:200]}"
         except (httpx.HTTPError, LookupError, TypeError, ValueError) as failure:
@@ -203,8 +203,8 @@ def plain_step_s(url: str, model: str) -> float:
 
             def seconds(tokens: int) -> float:
                 began = time.monotonic()
-                asked = body | {"max_tokens": tokens}
-                client.post("/v1/chat/completions", json=asked).raise_for_status()
+                request = body | {"max_tokens": tokens}
+                client.post("/v1/chat/completions", json=request).raise_for_status()
                 return time.monotonic() - began
 
             if (first := seconds(FEW)) > SLOW_S and (first := seconds(FEW)) > SLOW_S:

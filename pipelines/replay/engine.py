@@ -99,8 +99,8 @@ class Cycles:
         """Time of each cycle at batch size 1: float64 [n]."""
         most = int(self.drafted.max(initial=0))
         drafting = np.array([costs.drafting(k, 1) for k in range(most + 1)])
-        found: NDArray[np.float64] = costs.verifying(1 + self.verified) + drafting[self.drafted]
-        return found
+        total: NDArray[np.float64] = costs.verifying(1 + self.verified) + drafting[self.drafted]
+        return total
 
     def rate(self) -> float:
         """Tokens committed in the time of a plain step, at batch size 1 and nominal costs."""
@@ -236,11 +236,13 @@ def oracle_cycles(
                 same = common_prefix(draft.tokens, output[done : done + len(draft.tokens)])
                 options.append((CACHE if same else NONE, same, same))
             arm, verified, accepted = max(options, key=lambda o: (1 + o[2]) / price.of(o[0], o[1]))
-            made = output[done : done + accepted + 1]
-            cycle = Cycle(turn.index, done, arm, verified, min(accepted, len(made)), len(made))
+            committed = output[done : done + accepted + 1]
+            cycle = Cycle(
+                turn.index, done, arm, verified, min(accepted, len(committed)), len(committed)
+            )
             yield cycle, price.of(arm, verified)
-            cache.extend(turn.name, made)
-            done += len(made)
+            cache.extend(turn.name, committed)
+            done += len(committed)
 
 
 PAST: Final = 0
@@ -298,8 +300,8 @@ class Engine:
             cycle = _verified(decision, turn, model, done)
             router.drafted(report, [cycle.verified], cycle.drafted)
             yield cycle
-            made = text[done : done + cycle.accepted + 1]
-            tokens, verified = [made], cycle.verified
+            committed = text[done : done + cycle.accepted + 1]
+            tokens, verified = [committed], cycle.verified
             report = router.report([turn.name], tokens, verified, 0, 1 + verified)
             report.usual = self._usual
             router.observe(report)
@@ -319,9 +321,9 @@ def _verified(decision: Decision, turn: Turn, model: Sequence[int], done: int) -
     elif decision.arm == "model":
         length = decision.room
         accepted = min(model[done], length)
-    came = len(turn.output[done : done + accepted + 1])
+    committed = len(turn.output[done : done + accepted + 1])
     arm = ARMS.index(decision.arm) if length else NONE
-    return Cycle(turn.index, done, arm, length, min(accepted, came), came)
+    return Cycle(turn.index, done, arm, length, min(accepted, committed), committed)
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,10 @@ class Buckets:
 
     def curves(self, features: FloatArray) -> FloatArray:
         """Survival of each draft by position: float32 [m, POSITIONS]."""
-        held = (self._accepted + 1.0) / (self._observed + 2.0)
-        found: FloatArray = np.cumprod(held[_places(features)], axis=1, dtype=np.float32)
-        found[np.arange(POSITIONS) >= features[:, LENGTH, None]] = 0.0
-        return found
+        chances = (self._accepted + 1.0) / (self._observed + 2.0)
+        survival: FloatArray = np.cumprod(chances[_places(features)], axis=1, dtype=np.float32)
+        survival[np.arange(POSITIONS) >= features[:, LENGTH, None]] = 0.0
+        return survival
 
     def __call__(self, policy: Policy, step: Step) -> Chosen:
         """See :func:`decoder.core.choice.choose`."""

@@ -25,12 +25,12 @@ LONGER: Final = 2.0
 def rivals(model_len: int) -> dict[str, Method]:
     """The fixed baselines, and online counting, by name."""
     plain = ("greedy", "suffix", "frequency", "match4")
-    found = {name: method(name) for name in (*plain, "buckets")}
+    rules = {name: method(name) for name in (*plain, "buckets")}
     for name in plain[1:]:
-        found[f"{name}@2"] = replace(method(name), draft_factor=LONGER)
+        rules[f"{name}@2"] = replace(method(name), draft_factor=LONGER)
     for k in range(1, model_len + 1):
-        found[f"eagle3:{k}"] = replace(method("eagle3"), model_limit=k)
-    return found
+        rules[f"eagle3:{k}"] = replace(method("eagle3"), model_limit=k)
+    return rules
 
 
 def spent_by_rule(

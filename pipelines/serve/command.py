@@ -80,7 +80,7 @@ def chosen(
     if extra and not extra[0].startswith("-"):
         raise ModelError(f"{extra[0]} is behind no option: name a model with --model.")
     model, host = said(extra, "--model") or model, said(extra, "--host") or host
-    port = port if (asked := _number(extra, "--port")) is None else asked
+    port = port if (own_port := _number(extra, "--port")) is None else own_port
     named, name = None if drafter is None or drafter.lower() == "none" else drafter, None
     if model is None:
         model, name = str(embedded.ensure_model()), embedded.SERVED_NAME
@@ -93,8 +93,8 @@ def said(extra: Sequence[str], *flags: str) -> str | None:
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(*flags, dest="said", nargs="?", const="")
     spelt = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), one) for one in extra]
-    found: str | None = parser.parse_known_args(spelt)[0].said
-    return found
+    value: str | None = parser.parse_known_args(spelt)[0].said
+    return value
 
 
 def _number(extra: Sequence[str], *flags: str) -> int | None:
@@ -152,8 +152,8 @@ def metrics_folder(port: int) -> Path:
     second.
     """
     root = machine.SHARED_MEMORY / f"hybrid-verified-decoding-{os.getuid()}"
-    taken = os.path.lexists(root) and root.lstat().st_uid != os.getuid()
-    if taken or machine.shared_room() < METRICS_ROOM:
+    is_foreign = os.path.lexists(root) and root.lstat().st_uid != os.getuid()
+    if is_foreign or machine.shared_room() < METRICS_ROOM:
         root = machine.cache_directory()
     return root / "metrics" / str(port)
 

@@ -42,14 +42,14 @@ def broker_part(port: int, data: Path, log: Path) -> Part:
     """
     from learner.topics import make_right
 
-    found = importlib.util.find_spec("noida_db")
-    if not (found and found.origin):
+    spec = importlib.util.find_spec("noida_db")
+    if not (spec and spec.origin):
         raise BrokerError(
             "the embedded broker is not installed: run 'pip install noida-db', or set "
             f"{VARIABLE} to a Kafka you have."
         )
     # the package's own command is a wrapper that leaves this process running when terminated
-    program = str(Path(found.origin).parent / "noida-db")
+    program = str(Path(spec.origin).parent / "noida-db")
     arguments = (program, "start", "--only", "kafka", "--kafka-port", str(port))
 
     def is_ready() -> bool:

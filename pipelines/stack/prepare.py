@@ -49,8 +49,8 @@ def prepare() -> list[str]:
     def run(what: str, program: str, *arguments: str) -> str:
         command = [sys.executable, "-c", program, *arguments]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        said = [*done.stderr.strip().splitlines()[-1:], "no reason"]
-        return f"{what} could not be prepared: {said[0]}" if done.returncode else ""
+        lines = [*done.stderr.strip().splitlines()[-1:], "no reason"]
+        return f"{what} could not be prepared: {lines[0]}" if done.returncode else ""
 
     with ThreadPoolExecutor() as threads:  # an interrupt reaches and ends both
         started = [

@@ -142,10 +142,10 @@ def responds(url: str) -> bool:
 def _locked(home: Home, own_registry: bool) -> Iterator[None]:
     """Hold the locks of the stack's folders; of the registry's only if it runs one. Raises
     ProcessError if another stack holds one, or a folder cannot be used."""
-    with ExitStack() as held:
+    with ExitStack() as locks:
         for folder in (home.root, home.registry)[: 1 + own_registry]:
             try:
-                held.enter_context(lock(folder))
+                locks.enter_context(lock(folder))
                 if home.is_fresh and folder == home.root:
                     clear(folder)
             except BlockingIOError as error:
@@ -189,8 +189,8 @@ class Starts:
         self._console = console
         self._file = machine.cache_directory() / "starts.json"
         try:
-            held = json.loads(self._file.read_text(encoding="utf-8"))
-            self.seconds = {str(name): float(seconds) for name, seconds in held.items()}
+            recorded = json.loads(self._file.read_text(encoding="utf-8"))
+            self.seconds = {str(name): float(seconds) for name, seconds in recorded.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             began = time.perf_counter()
             sum(range(LOOPS))

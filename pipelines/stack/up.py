@@ -60,13 +60,13 @@ def say(console: Console, what: str) -> None:
 def first_request(stack: Stack) -> str:
     """A curl command that sends a request."""
     messages = [{"role": "user", "content": "Name three rivers."}]
-    asked = {"model": stack.model, "messages": messages, "max_tokens": 64, "temperature": 0}
+    body = {"model": stack.model, "messages": messages, "max_tokens": 64, "temperature": 0}
     url = f"{stack.api}/v1/chat/completions -H 'Content-Type: application/json'"
     if os.environ.get(KEY_VARIABLE):  # the worker inherits it
         url += f' -H "Authorization: Bearer ${KEY_VARIABLE}"'
     if any(name.lower().endswith("_proxy") for name in os.environ):
         url = f"--noproxy '*' {url}"
-    return f"curl -s {url} -d {shlex.quote(json.dumps(asked))}"
+    return f"curl -s {url} -d {shlex.quote(json.dumps(body))}"
 
 
 def greeting(stack: Stack, page: str, home: Home) -> str:

@@ -135,16 +135,16 @@ def _resumed(folder: Path) -> Export:
 def _wanted(consumer: Any, state: Export) -> dict[int, range]:
     """Offsets to read from where the last export stopped. Counts expired records."""
     available = spans(consumer, DRAFTS)
-    anew = [p for p, at in state.offsets.items() if at > available.get(p, range(0)).stop]
+    recreated = [p for p, at in state.offsets.items() if at > available.get(p, range(0)).stop]
     # a recreated partition that has grown past the offset holds another record there
-    places = {p: range(at, at + 1) for p, (at, _, _) in state.marks.items() if not anew}
+    places = {p: range(at, at + 1) for p, (at, _, _) in state.marks.items() if not recreated}
     last = {p: place for p, place in places.items() if place.start in available.get(p, ())}
     for fetched in records(consumer, DRAFTS, last):
-        anew += [r.partition for r in fetched if mark_of(r) != state.marks[r.partition]]
-    if anew:
+        recreated += [r.partition for r in fetched if mark_of(r) != state.marks[r.partition]]
+    if recreated:
         raise BrokerError(
-            f"{DRAFTS.name} was recreated since partition {anew[0]} was read. Export into another "
-            "folder."
+            f"{DRAFTS.name} was recreated since partition {recreated[0]} was read. Export into "
+            "another folder."
         )
     due = {p: state.offsets.get(p, span.start) for p, span in available.items()}
     state.counts["removed"] += sum(max(available[p].start - at, 0) for p, at in due.items())
@@ -157,8 +157,8 @@ def _table(pieces: Sequence[Piece]) -> Any:
 
     tables = []
     for partition, batch in pieces:
-        whence = asdict(batch.origin) | {"partition": partition, "sequence": batch.sequence}
-        columns: dict[str, Any] = {key: [value] * len(batch) for key, value in whence.items()}
+        origin = asdict(batch.origin) | {"partition": partition, "sequence": batch.sequence}
+        columns: dict[str, Any] = {key: [value] * len(batch) for key, value in origin.items()}
         for each in FIELDS:
             column: Any = {**batch.names, **batch.numbers}[each.name]
             columns[each.name] = pa.array(column, mask=column < 0) if each.nullable else column

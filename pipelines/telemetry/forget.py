@@ -83,15 +83,15 @@ def pseudonyms_of(tenant: str) -> tuple[str, ...]:
     Raises:
         SettingsError: it is no pseudonym, and there is no key here.
     """
-    found = [tenant] if is_pseudonym(tenant) else []
+    pseudonyms = [tenant] if is_pseudonym(tenant) else []
     if (key := key_of(WorkerSettings.load())) is not None:
-        found += (Pseudonyms(key).of("tenant", text) for text in spellings(tenant))
-    if not found:
+        pseudonyms += (Pseudonyms(key).of("tenant", text) for text in spellings(tenant))
+    if not pseudonyms:
         raise SettingsError(
             f"what --tenant names is no pseudonym (24 hexadecimal digits): name that, or set "
             f"{VARIABLE} or {FILE_VARIABLE}, under which it is made."
         )
-    return tuple(found)
+    return tuple(pseudonyms)
 
 
 def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> tuple[list[Held], dict[str, int]]:
@@ -103,7 +103,7 @@ def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> tuple[list[Held], 
     Raises:
         BrokerError: the broker is away.
     """
-    kept = _retentions(kafka)
+    retentions = _retentions(kafka)
     # They appear unescaped in JSON.
     sought = [pseudonym.encode() for pseudonym in pseudonyms]
     there: list[Held] = []
@@ -111,13 +111,13 @@ def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> tuple[list[Held], 
     with reading(kafka, "forget") as consumer:
         for topic in SEARCHED:
             try:
-                lying = spans(consumer, topic)
+                available = spans(consumer, topic)
             except UnknownTopicOrPartitionError:
                 continue
             hits: dict[int, tuple[int, int, float, int]] = {}
             latest = time.time() + AHEAD_SECONDS
             passed: list[int] = []
-            for fetched in records(consumer, topic, lying, passed.append):
+            for fetched in records(consumer, topic, available, passed.append):
                 for record in fetched:
                     value = record.value or b""
                     if any(each in value for each in sought):
@@ -126,8 +126,10 @@ def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> tuple[list[Held], 
                         newest, ahead = max(newest, at * (at <= latest)), ahead + (at > latest)
                         hits[record.partition] = count + 1, record.offset + 1, newest, ahead
             for partition, (count, upto, newest, ahead) in sorted(hits.items()):
-                others = upto - lying[partition].start - count
-                gone_at = newest + kept[topic.name] if newest and topic.name in kept else 0.0
+                others = upto - available[partition].start - count
+                gone_at = (
+                    newest + retentions[topic.name] if newest and topic.name in retentions else 0.0
+                )
                 there.append(
                     Held(topic.name, partition, count, upto, others, newest, gone_at, ahead)
                 )

@@ -80,21 +80,21 @@ def records(
     consumer.resume(*open_)  # an earlier reading may have paused them
     for place, span in open_.items():
         consumer.seek(place, span.start)
-    heard = time.monotonic()
+    last_arrival = time.monotonic()
 
     def pass_over(batch: Unreadable) -> None:
-        nonlocal heard
-        heard = time.monotonic()
+        nonlocal last_arrival
+        last_arrival = time.monotonic()
         passed(min(batch.upto, wanted[batch.place.partition].stop) - batch.offset)
 
     while open_:
         fetched = fetch(consumer, ANSWER_MS, pass_over)
-        came = [r for r in fetched if r.offset < wanted[r.partition].stop]
+        batch_ = [r for r in fetched if r.offset < wanted[r.partition].stop]
         for place in [p for p, span in open_.items() if consumer.position(p) >= span.stop]:
             consumer.pause(place)  # later records are not wanted
             del open_[place]
-        if came:
-            heard = time.monotonic()
-            yield came
-        elif open_ and time.monotonic() - heard > PATIENCE_S:
+        if batch_:
+            last_arrival = time.monotonic()
+            yield batch_
+        elif open_ and time.monotonic() - last_arrival > PATIENCE_S:
             raise BrokerError(f"records of {topic.name} stopped arriving: is the broker there?")

@@ -103,8 +103,8 @@ def follow(kafka: KafkaSettings, followed: Followed, *, past: bool, on: bool) ->
         BrokerError: the broker is away.
     """
     with reading(kafka, "watch") as consumer:
-        lying = spans(consumer, DRAFTS)
-        reached = {p: span.start if past else span.stop for p, span in lying.items()}
+        available = spans(consumer, DRAFTS)
+        reached = {p: span.start if past else span.stop for p, span in available.items()}
         while True:
             wanted = {
                 p: range(max(span.start, reached.get(p, span.start)), span.stop)

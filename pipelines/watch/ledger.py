@@ -149,11 +149,11 @@ class Ledger:
     def sums(self, began: float, ended: float) -> Counter[Any]:
         """Counts of the serving policy's decisions between two times, in whole seconds: cycles by
         arm, and sums by (version, field) of :class:`Calibration`."""
-        found = Counter[Any]()
+        total = Counter[Any]()
         for second, counts in self._seconds.copy().items():
             if began <= second < ended:
-                found.update(dict(counts))
-        return found
+                total.update(dict(counts))
+        return total
 
     def calibration(self, began: float, ended: float) -> dict[int, Calibration]:
         """By policy version, over its cache drafts with complete labels between two times, in whole
@@ -347,16 +347,16 @@ class Observer:
         if not is_whole:
             past = [p for p in places if p.topic in (STATUS.name, TRIALS.name)]
             moment = int((time.time() - self.since_s) * 1000)
-            for place, found in consumer.offsets_for_times(dict.fromkeys(past, moment)).items():
-                if found is not None:
-                    consumer.seek(place, found.offset)
+            for place, positions in consumer.offsets_for_times(dict.fromkeys(past, moment)).items():
+                if positions is not None:
+                    consumer.seek(place, positions.offset)
         for known in () if is_whole else self._next.keys() & places.items():
             consumer.seek(known[0], self._next[known])
         while not self._closing.is_set():
-            found = {known: consumer.position(known[0]) for known in places.items()}
-            self._next |= {known: at for known, at in found.items() if at is not None}
-            if (there := _topic_ids(consumer)) != places:
-                places = there
+            positions = {known: consumer.position(known[0]) for known in places.items()}
+            self._next |= {known: at for known, at in positions.items() if at is not None}
+            if (current := _topic_ids(consumer)) != places:
+                places = current
                 consumer.assign(list(places))
                 for known in places.items():  # new partitions from their beginning
                     consumer.seek(known[0], self._next.get(known, 0))

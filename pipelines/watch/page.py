@@ -169,12 +169,12 @@ def _shares(ledger: Ledger, began: float, ended: float) -> list[Record]:
 
 
 def _marks(ledger: Ledger, began: float, ended: float) -> list[Record]:
-    found = [("phase", p.began, p.name) for p in ledger.phases]
-    found += [("policy", at, ledger.named(v)) for at, v in ledger.policy_switches()]
-    found += [("alarm", at, "alarm") for at in ledger.alarms()]
+    marks = [("phase", p.began, p.name) for p in ledger.phases]
+    marks += [("policy", at, ledger.named(v)) for at, v in ledger.policy_switches()]
+    marks += [("alarm", at, "alarm") for at in ledger.alarms()]
     return [
         {"kind": kind, "x": _clock(max(at, began)), "text": text, "colour": COLOURS[kind]}
-        for kind, at, text in found
+        for kind, at, text in marks
         if began - 5.0 <= at <= ended
     ]
 
@@ -227,13 +227,13 @@ def record(
         nothing: shown in place of an empty chart.
     """
     rounds = ledger.own_rounds
-    found = uplifts(rounds, ledger.phases, bool(ledger.phases))  # a fixed length, tested once
+    gains = uplifts(rounds, ledger.phases, bool(ledger.phases))  # a fixed length, tested once
     times = [*(s.time for s in ledger.statuses), *(r.time for r in rounds)] or [time.time()]
     began, ended = min(times), max(times)
     if ledger.phases:
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
-        _ratio_table(found, by_kind(rounds, ledger.phases)),
+        _ratio_table(gains, by_kind(rounds, ledger.phases)),
         _calibration_table(ledger),
         _version_table(ledger),
     ]
@@ -242,7 +242,7 @@ def record(
         "sentences": [*sentences],
         "made": f"{datetime.now().astimezone():%F %T %Z}",
         "nothing": nothing,
-        "tiles": [_tile(side, whole) for side, whole in found[ALL].items()],
+        "tiles": [_tile(side, whole) for side, whole in gains[ALL].items()],
         "charts": charts(ledger, began, max(ended, began + SHORTEST_S)),
         "tables": [table for table in tables if table["rows"]],
     }
@@ -265,11 +265,11 @@ def _tile(side: str, whole: Effect) -> Record:
 
 
 def _ratio_table(
-    found: Mapping[str, Mapping[str, Effect]], parts: Mapping[str, Sequence[Round]]
+    gains: Mapping[str, Mapping[str, Effect]], parts: Mapping[str, Sequence[Round]]
 ) -> Record:
-    sides = [*found[ALL]]
+    sides = [*gains[ALL]]
     rows = []
-    for name, one in found.items():
+    for name, one in gains.items():
         ends = [NAMES[side] for side in best_and_worst(one) or ()] or ["not known", ""]
         rate = f"{rate_of(parts[name]):.1f}" if parts[name] else "-"
         rows.append([name, *(as_text(one[side]) for side in sides), *ends, rate])

@@ -80,8 +80,10 @@ def bfcl(row: Row) -> list[Message]:
         "Say so where none of them fits or an argument is missing.\n\n"
         + json.dumps(json.loads(row["functions"]), indent=1)
     )
-    said = [{"role": m["role"], "content": m["content"]} for m in first if m["role"] != "system"]
-    return [{"role": "system", "content": system}, *said]
+    messages = [
+        {"role": m["role"], "content": m["content"]} for m in first if m["role"] != "system"
+    ]
+    return [{"role": "system", "content": system}, *messages]
 
 
 def _question_over(paragraphs: Sequence[tuple[str, str]], question: str) -> list[Message]:
@@ -195,9 +197,9 @@ def load(names: Sequence[str], count: int, problems: list[str]) -> Iterator[Prom
         except ModelError as error:
             problems.append(f"dataset {name!r} left out: {error}")
             continue
-        found = prompt_set(name, rows, problems)
-        if found is not None:
-            yield found
+        prompts = prompt_set(name, rows, problems)
+        if prompts is not None:
+            yield prompts
 
 
 def fetch(source: Source, count: int) -> list[Row]:

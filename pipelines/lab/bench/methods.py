@@ -38,10 +38,10 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
     Raises:
         SettingsError: there are none, or something is no positive number.
     """
-    found = words(text)
-    if not found or not all(word.isdecimal() and int(word) for word in found):
+    parts = words(text)
+    if not parts or not all(word.isdecimal() and int(word) for word in parts):
         raise SettingsError(f"{option} {text!r}: give positive numbers with commas between them.")
-    return tuple(int(word) for word in found)
+    return tuple(int(word) for word in parts)
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -52,12 +52,12 @@ def names(text: str) -> tuple[str, ...]:
     """
     from pipelines.replay.rivals import METHODS
 
-    found = words(text)
-    unknown = [name for name in found if re.split("[:@]", name)[0] not in METHODS]
-    if unknown or not found:
+    listed_names = words(text)
+    unknown = [name for name in listed_names if re.split("[:@]", name)[0] not in METHODS]
+    if unknown or not listed_names:
         listed = ", ".join(unknown) or "was named"
         raise SettingsError(f"no method {listed}: there are {', '.join(METHODS)}.")
-    return found
+    return listed_names
 
 
 def policy_files(given: Sequence[str]) -> dict[str, Path]:
@@ -110,8 +110,8 @@ def _one(name: str, policies: dict[str, Policy], model_len: int) -> Method:
     if factor and not 0.0 < float(factor) <= 64.0:
         raise SettingsError(f"method {name!r}: {factor} is no factor above 0 and up to 64.")
     policy = policies[label or SHIPPED] if base == LEARNED else None
-    made = method(base, policy=policy, threshold=number, k=int(number or model_len))
+    built = method(base, policy=policy, threshold=number, k=int(number or model_len))
     own: dict[str, Any] = {"draft_factor": float(factor)} if factor else {}
     if base == "eagle3" and number:
         own["model_limit"] = int(number)
-    return replace(made, name=name, **own)
+    return replace(built, name=name, **own)

@@ -29,9 +29,9 @@ class Key(NamedTuple):
     prompt: str
 
 
-def decoded(made: Generation) -> int:
+def decoded(generation: Generation) -> int:
     """Number of tokens that cycles committed: all but the first, which the prefill produces."""
-    return max(0, len(made.tokens) - 1)
+    return max(0, len(generation.tokens) - 1)
 
 
 @dataclass(frozen=True)

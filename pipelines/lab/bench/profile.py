@@ -46,9 +46,9 @@ def profile(engine: ReferenceEngine, method: Method) -> LiveCosts:
             arm.follow([1] * CONTEXT, read.aux)
             arm.catch_up()
         for _ in range(ATTEMPTS):
-            taken = profiling.Profile("reference", most=MOST, drafted=length, seconds=SECONDS)
-            taken.take(step, draft if arm else None)
-            if not (doubt := taken.doubt):
+            measured = profiling.Profile("reference", most=MOST, drafted=length, seconds=SECONDS)
+            measured.take(step, draft if arm else None)
+            if not (doubt := measured.doubt):
                 break
             log.warning("a cost profile was discarded: %s", doubt)
-        return taken.costs
+        return measured.costs

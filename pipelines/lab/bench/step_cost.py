@@ -99,8 +99,8 @@ class Writer:
         return text[:tokens]
 
     def _new(self, tokens: int) -> list[int]:
-        found: list[int] = np.searchsorted(_SHARES, self._rng.random(tokens)).tolist()
-        return found
+        ids: list[int] = np.searchsorted(_SHARES, self._rng.random(tokens)).tolist()
+        return ids
 
 
 class Clock:
@@ -118,12 +118,12 @@ class Clock:
         def called(*args: Any, **kwargs: Any) -> T:
             before, self._within, self._depth = self._within, 0.0, self._depth + 1
             wall, own = time.perf_counter(), time.thread_time()
-            made = call(*args, **kwargs)
+            result = call(*args, **kwargs)
             took = (time.thread_time() - own) * 1e6
             self.parts[part] = self.parts.get(part, 0.0) + took - self._within
             self._within, self._depth = before + took, self._depth - 1
             self.wall += (time.perf_counter() - wall) * 1e6 * (not self._depth)
-            return made
+            return result
 
         return called
 
@@ -167,13 +167,13 @@ class Engine:
         """Add a request; with ``place`` it replaces the one there."""
         text = self._texts[name] = self._writer.text(prompt + output, self._loops)
         unset = ["extra_args", "stop_token_ids", "eos_token_id", "thinking_token_budget"]
-        asked = SimpleNamespace(**dict.fromkeys(unset), max_tokens=output, min_tokens=0)
+        sampling = SimpleNamespace(**dict.fromkeys(unset), max_tokens=output, min_tokens=0)
         unset = ["prompt_embeds", "prompt_is_token_ids", "lora_request"]
         self.requests[name] = SimpleNamespace(
             **dict.fromkeys(unset),
             prompt_token_ids=text[:prompt],
             output_token_ids=[],
-            sampling_params=asked,
+            sampling_params=sampling,
             num_tokens=prompt,
         )
         ids = np.array(text[:prompt], np.int32)
@@ -200,10 +200,10 @@ class Engine:
         self.input_batch.num_tokens_no_spec[:] = [
             self.requests[name].num_tokens for name in self.names
         ]
-        made = self.propose(self.adapter, self, self, sampled, self._draft)
+        drafts_now = self.propose(self.adapter, self, self, sampled, self._draft)
         if self.worker.faults:
             raise EngineError("a step failed: see the log.")
-        self._drafts = dict(zip(self.names, made, strict=True))
+        self._drafts = dict(zip(self.names, drafts_now, strict=True))
         for place, name in enumerate(self.names):
             if len(self._texts[name]) - int(self.requests[name].num_tokens) <= LONGEST:
                 self.begin(f"again-{self.cycles}-{place}", self._prompt, OUTPUT, place)
@@ -213,8 +213,8 @@ class Engine:
         state, text = self.requests[name], self._texts[name]
         done = state.num_tokens
         if draft and draft[0] == DRAFTED:
-            held = self._rng.random(len(draft)) < CHANCE
-            accepted = len(draft) if held.all() else int(held.argmin())
+            hits = self._rng.random(len(draft)) < CHANCE
+            accepted = len(draft) if hits.all() else int(hits.argmin())
         else:
             accepted = common_prefix(draft, text[done : done + len(draft)])
         committed = text[done : done + accepted + 1]
@@ -352,9 +352,9 @@ def _long_prompts(engine: Engine, prompts: int, beside: int) -> tuple[float | No
     def timed(call: Callable[..., T]) -> Callable[..., T]:
         def called(*args: Any) -> T:
             began = time.thread_time()
-            made = call(*args)
+            result = call(*args)
             slices.append(time.thread_time() - began)
-            return made
+            return result
 
         return called
 

@@ -100,44 +100,46 @@ class TopicAudit(Ledger):
     @property
     def counts(self) -> dict[str, int]:
         """Distinct events: made, seen on the topic, and counted by a learner."""
-        counted = max((said.events_consumed for said in self.learner), default=0)
+        counted = max((status.events_consumed for status in self.learner), default=0)
         delivered = sum(map(len, self.numbers.values()))
         return {"made": self.made.total(), "delivered": delivered, "counted": counted}
 
     def contradictions(self) -> list[str]:
         """What is wrong with the records so far."""
-        found = [f"{self.refused} records keep no contract"] if self.refused else []
+        sentences = [f"{self.refused} records keep no contract"] if self.refused else []
         # a learner may have read events that a killed broker lost
         if self.counts["counted"] > self.counts["made"] and not self.excused:
-            found.append(f"more events counted than made: {self.counts}")
-        return found + [
-            f"of {said.events_sent} events sent by {life} some are not on the topic"
-            for life, said in list(self.last.items())
-            if said.events_sent > len(self.numbers[life]) and life not in self.excused
+            sentences.append(f"more events counted than made: {self.counts}")
+        return sentences + [
+            f"of {status.events_sent} events sent by {life} some are not on the topic"
+            for life, status in list(self.last.items())
+            if status.events_sent > len(self.numbers[life]) and life not in self.excused
         ]
 
     def has_spoken(self, moment: float, ending: str = "") -> bool:
         """Whether a process whose name has this ending reported well after ``moment``."""
-        said = dict(self.spoke).items()
-        return any(at > moment + IN_HAND_S and name.endswith(ending) for name, at in said)
+        reports = dict(self.spoke).items()
+        return any(at > moment + IN_HAND_S and name.endswith(ending) for name, at in reports)
 
     def learner_of(self, pid: int) -> LearnerStatus | None:
         """The last status of the learner with that process id."""
-        said = reversed(self.learner)
-        return next((each for each in said if each.process.endswith(f"-{pid}")), None)
+        statuses = reversed(self.learner)
+        return next((each for each in statuses if each.process.endswith(f"-{pid}")), None)
 
     def account(
         self, life: str, before: Mapping[str, int] = MappingProxyType({})
     ) -> dict[str, int]:
         """Where an incarnation's events are by its last status, less those of ``before``.
         ``delivered`` were seen; ``lost`` were dropped, refused, or left when it closed."""
-        said = self.last.get(life) or WorkerStatus(process="", scope="", time=0.0)
+        status = self.last.get(life) or WorkerStatus(process="", scope="", time=0.0)
         now = {
-            "made": said.events_made,
+            "made": status.events_made,
             "delivered": len(self.numbers[life]),
-            "in doubt": said.events_in_doubt,
-            "waiting": said.queue_depth,
-            "lost": said.events_dropped + said.events_failed + sum(said.events_refused.values()),
+            "in doubt": status.events_in_doubt,
+            "waiting": status.queue_depth,
+            "lost": status.events_dropped
+            + status.events_failed
+            + sum(status.events_refused.values()),
         }
         return {name: count - before.get(name, 0) for name, count in now.items()}
 
@@ -294,8 +296,8 @@ def _second_learner(stage: Stage) -> Iterator[None]:
     second = processes.start(replace(part, name="second learner", log=log, environment=environment))
 
     def holds(is_holder: bool) -> bool:
-        said = stage.audit.learner_of(second.process.pid)
-        return said is not None and bool(said.lease) and said.holds_lease is is_holder
+        status = stage.audit.learner_of(second.process.pid)
+        return status is not None and bool(status.lease) and status.holds_lease is is_holder
 
     try:
         stage.until("the second learner to see the lease", lambda: holds(False))

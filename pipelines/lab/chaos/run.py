@@ -66,7 +66,7 @@ def _is_refusal(reply: Reply) -> bool:
 @contextmanager
 def asking(api: str, model: str, prompts: Sequence[Prompt]) -> Iterator[list[list[Seen]]]:
     """Send ``prompts`` repeatedly while the block lasts; yields the answers of each client."""
-    found: list[list[Seen]] = [[] for _ in range(CLIENTS)]
+    seen_by_client: list[list[Seen]] = [[] for _ in range(CLIENTS)]
     stopping = threading.Event()
 
     def run(first: int, seen: list[Seen]) -> None:
@@ -81,11 +81,13 @@ def asking(api: str, model: str, prompts: Sequence[Prompt]) -> Iterator[list[lis
             if stopping.is_set():
                 return
 
-    threads = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(found)]
+    threads = [
+        threading.Thread(target=run, args=each, daemon=True) for each in enumerate(seen_by_client)
+    ]
     for thread in threads:
         thread.start()
     try:
-        yield found
+        yield seen_by_client
     finally:
         stopping.set()
         for thread in threads:
@@ -188,15 +190,15 @@ def _faults(
     account: dict[str, int],
 ) -> list[str]:  # fmt: skip
     """What is wrong with answers and the delivery counters."""
-    (began, recovered), kills, found = span, injection.kills, list[str]()
+    (began, recovered), kills, faults = span, injection.kills, list[str]()
     for each in seen:
         dying = "worker" in kills and began <= each.ended and each.began <= recovered + DYING_S
-        found += faults_of(each, stage, dying and not injection.drains, dying)
+        faults += faults_of(each, stage, dying and not injection.drains, dying)
     if "broker" in kills:  # killed without warning, it may lose what it acknowledged
         stage.audit.excused |= stage.audit.last.keys()
     elif not adds_up(account):
-        found.append(f"the worker's events do not add up: {account}")
-    return found
+        faults.append(f"the worker's events do not add up: {account}")
+    return faults
 
 
 def _drain(stage: Stage) -> None:
@@ -204,9 +206,9 @@ def _drain(stage: Stage) -> None:
     audit, began = stage.audit, time.monotonic()
 
     def is_told() -> bool:
-        said = audit.statuses[-1]
-        is_new = audit.has_spoken(began + SAID_S, said.process)
-        return is_new and not (said.events_unaccounted or audit.account(said.life)["waiting"])
+        status = audit.statuses[-1]
+        is_new = audit.has_spoken(began + SAID_S, status.process)
+        return is_new and not (status.events_unaccounted or audit.account(status.life)["waiting"])
 
     stage.until("the worker to send all events", is_told)
     # statuses may arrive before events of other partitions

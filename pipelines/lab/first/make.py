@@ -50,13 +50,13 @@ def read_sets(
     Raises:
         TraceError: a file cannot be read.
     """
-    found = {}
+    sets = {}
     for path in paths:
         traces = read(path, tokenizer, CONTEXT, partial(step, f"reading {path.name}")).traces
         barred = {t.session for t in traces if t.licence not in licences}
         if allowed := [t for t in traces if t.session not in barred]:
-            found[path.stem] = allowed
-    return found
+            sets[path.stem] = allowed
+    return sets
 
 
 def with_drafter(

@@ -69,9 +69,9 @@ def measured(file: str) -> tuple[str, list[Measured]]:
     """
     path = SHIPPED if file == SHIPPED.stem else Path(file)
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        cells = [Measured(cell) for cell in held["cells"] if cell["methods"]]
-        return f"{held['device']}, measured {held['date']}", cells
+        report = json.loads(path.read_text(encoding="utf-8"))
+        cells = [Measured(cell) for cell in report["cells"] if cell["methods"]]
+        return f"{report['device']}, measured {report['date']}", cells
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SettingsError(
             f"no costs in {path} ({type(error).__name__}: {error}): give what hvd bench gpu wrote, "

@@ -44,9 +44,9 @@ class Regression:
     def __call__(self, policy: Policy, step: Step) -> Chosen:
         """See :func:`decoder.core.choice.choose`. A predicted mean becomes a geometric survival
         curve."""
-        said = [float(self._model.predict_one(_named(each))) for each in step.features]
+        predicted = [float(self._model.predict_one(_named(each))) for each in step.features]
         lengths = step.features[:, LENGTH]
-        mean = np.clip(np.nan_to_num(np.array(said, np.float32)), 0.0, lengths)
+        mean = np.clip(np.nan_to_num(np.array(predicted, np.float32)), 0.0, lengths)
         chance = mean / (1.0 + mean)
         curves = chance[:, None] ** np.arange(1, POSITIONS + 1)
         curves[np.arange(POSITIONS) >= lengths[:, None]] = 0.0

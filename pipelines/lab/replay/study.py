@@ -104,9 +104,9 @@ def _geometric(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def table(found: dict[str, Any], title: str = "Tokens a unit of time, over greedy's") -> Table:
+def table(figures: dict[str, Any], title: str = "Tokens a unit of time, over greedy's") -> Table:
     """Rates over greedy's, by set."""
-    means = found["x_greedy_mean"]
+    means = figures["x_greedy_mean"]
 
     def cells(over: dict[str, float]) -> list[str]:
         model = max(rate for rule, rate in over.items() if rule.startswith("eagle3"))
@@ -116,14 +116,14 @@ def table(found: dict[str, Any], title: str = "Tokens a unit of time, over greed
     rates.add_column("set", overflow="fold", min_width=10)
     for heading in (*SHOWN, "eagle3", "best", "/ best", "/ picked"):
         rates.add_column(heading, justify="right", no_wrap=True)
-    for name, over in found["x_greedy"].items():
-        at = found["hybrid_over_picked"].get(name)
+    for name, over in figures["x_greedy"].items():
+        at = figures["hybrid_over_picked"].get(name)
         picked = f"{at['ratio']:.3f} ({at['low']:.2f}-{at['high']:.2f})" if at else "-"
-        best, ratio = found["best_rule"][name], f"{found['hybrid_over_best'][name]:.3f}"
+        best, ratio = figures["best_rule"][name], f"{figures['hybrid_over_best'][name]:.3f}"
         rates.add_row(escape(name), *cells(over), best, ratio, picked)
-    mean = found["hybrid_over_picked_mean"]
-    last = f"{found['hybrid_over_best_mean']:.3f}", "-" if mean is None else f"{mean:.3f}"
-    rates.add_row("mean", *cells(means), found["best_single"], *last)
+    mean = figures["hybrid_over_picked_mean"]
+    last = f"{figures['hybrid_over_best_mean']:.3f}", "-" if mean is None else f"{mean:.3f}"
+    rates.add_row("mean", *cells(means), figures["best_single"], *last)
     return rates
 
 
@@ -151,12 +151,12 @@ def of_files(
     sets = dict[str, Parts]()
     for path in paths:
         try:
-            found = read(path, tokenizer, CONTEXT, partial(step, f"reading {path.name}"))
+            result = read(path, tokenizer, CONTEXT, partial(step, f"reading {path.name}"))
         except TraceError as error:
             notices.append(str(error))
             continue
-        notices += found.notices + found.too_long
-        parts = split(found.traces, limit=limit)
+        notices += result.notices + result.too_long
+        parts = split(result.traces, limit=limit)
         if parts.train and parts.test:
             sets[str(path) if path.stem in sets else path.stem] = parts
         else:
@@ -186,9 +186,9 @@ def of_prompts(
     if not wanted:
         source = folder or "the own workloads"
         raise SettingsError(f"no prompt in {source} can be used: {notices[-1:]}")
-    kept = recording.record(wanted, step)
-    notices.append(f"The recordings are in {kept}.")
-    return {n: Parts([], [], recording.traces_of(kept, n, ids)) for n, ids in wanted.items()}
+    folder_used = recording.record(wanted, step)
+    notices.append(f"The recordings are in {folder_used}.")
+    return {n: Parts([], [], recording.traces_of(folder_used, n, ids)) for n, ids in wanted.items()}
 
 
 MIN_ROWS: Final = 500
@@ -327,21 +327,21 @@ def replay_sets(
 ) -> dict[str, Any]:  # fmt: skip
     """Decode the test sessions of ``sets`` by every rule, and evaluate ``policy``'s predictions on
     the drafts of ``states``, by default of its own cycles; JSON-ready."""
-    found, skills = dict[str, dict[str, Spent]](), dict[str, dict[str, float]]()
+    spent, skills = dict[str, dict[str, Spent]](), dict[str, dict[str, float]]()
     whole = Skill()
     for done, (name, parts) in enumerate(sets.items()):
         step(f"decoding {name}", done, len(sets))
-        found[name] = with_oracle(parts.test, policy, simulator, parts.warm_up, router_us)
+        spent[name] = with_oracle(parts.test, policy, simulator, parts.warm_up, router_us)
         by = states or Method(HYBRID, policy)
         rows = simulator.decode(parts.test, by, parts.warm_up)[1]
         whole.update(policy, rows)
         skills[name] = skill_of(policy, rows).table()
     counts = {name: {"sessions": len({t.session for t in parts.test}),
                      "generations": len(parts.test)} for name, parts in sets.items()}  # fmt: skip
-    return {"sets": counts, **summary(found), "predicts": {**skills, "all": whole.table()}}
+    return {"sets": counts, **summary(spent), "predicts": {**skills, "all": whole.table()}}
 
 
-def table_2(found: dict[str, Any]) -> Table:
+def table_2(figures: dict[str, Any]) -> Table:
     """Precision and recall of finding high-payoff drafts, by set, with the paper's figures."""
     title = "Cache drafts of six accepted tokens or more (paper, Table 2)"
     table = Table(title=title, box=SIMPLE, padding=0, pad_edge=False)
@@ -349,8 +349,8 @@ def table_2(found: dict[str, Any]) -> Table:
     for heading in ("drafts", "high-payoff", "selected", "precision", "recall"):
         table.add_column(heading, justify="right", no_wrap=True)
     columns = ("high_payoff", "selected", "precision", "recall")
-    for name, of in found["predicts"].items():
+    for name, of in figures["predicts"].items():
         table.add_row(escape(name), f"{of['drafts']:.0f}", *(f"{of[c]:.1%}" for c in columns))
-    for name, figures in TABLE_2.items():
-        table.add_row(f"paper, {name}", "", *(f"{each:.1%}" for each in figures))
+    for name, shares in TABLE_2.items():
+        table.add_row(f"paper, {name}", "", *(f"{each:.1%}" for each in shares))
     return table

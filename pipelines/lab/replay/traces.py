@@ -301,10 +301,10 @@ def some_sessions(traces: Sequence[Trace], least: float) -> list[Trace]:
     """Whole sessions, chosen by hash, that hold at least ``least`` traces; in order."""
     sizes = Counter(trace.session for trace in traces)
     chosen: set[str] = set()
-    held = 0
+    count = 0
     for session in sorted(sizes, key=lambda name: fraction(name, "limit")):
-        if held >= least:
+        if count >= least:
             break
         chosen.add(session)
-        held += sizes[session]
+        count += sizes[session]
     return [trace for trace in traces if trace.session in chosen]

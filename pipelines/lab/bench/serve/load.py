@@ -74,7 +74,7 @@ def turns(prompt: Prompt) -> list[tuple[Message, ...]]:
             parts[-1].append(message)
         elif parts[-1]:
             parts.append([])
-    return [tuple(said) for said in parts if said]
+    return [tuple(part) for part in parts if part]
 
 
 def body(messages: Sequence[Message], model: str, max_tokens: int) -> dict[str, Any]:
@@ -162,13 +162,13 @@ def run(
 
     pool = ThreadPoolExecutor(load.concurrency)
     try:
-        found = list(pool.map(session, prompts))
+        replies_by_prompt = list(pool.map(session, prompts))
     finally:
         leaving.set()
         # Ctrl-C must not wait for answers: whoever interrupts stops the server, which ends them
         pool.shutdown(wait=False, cancel_futures=True)
         client.close()
-    return load.clock() - began, [reply for replies in found for reply in replies]
+    return load.clock() - began, [reply for replies in replies_by_prompt for reply in replies]
 
 
 FURTHER: Final = (
@@ -203,11 +203,11 @@ def from_workloads(
     """
     sets = []
     for name in names:
-        news, further = workloads.prompts(name), itertools.cycle(FURTHER)
+        stream, further = workloads.prompts(name), itertools.cycle(FURTHER)
         prompts = []
         for index in range(count):
             script = [
-                [{"role": "user", "content": next(further)}] if turn % 2 else next(news).messages
+                [{"role": "user", "content": next(further)}] if turn % 2 else next(stream).messages
                 for turn in range(max(most, 1))
             ]
             prompts.append(Prompt(f"{name}-{index}", name, name, _scripted(script)))
@@ -226,8 +226,8 @@ def cut(prompts: PromptSet, most: int) -> PromptSet:
     return replace(prompts, prompts=tuple(kept))
 
 
-def _scripted(said: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
-    return tuple(m for turn in said for m in (*turn, ANSWER))[:-1]
+def _scripted(script: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
+    return tuple(m for turn in script for m in (*turn, ANSWER))[:-1]
 
 
 def levels(
@@ -251,11 +251,11 @@ def levels(
         sets = from_workloads(count * hands, most=wanted.turns)
     tokenizer = AutoTokenizer.from_pretrained(model)
 
-    def fits(found: PromptSet) -> Iterator[Prompt]:
-        usable = fitting(found, tokenizer, wanted.room, "skip", problems.append)
-        return (made.prompt for made in usable)
+    def fits(each_set: PromptSet) -> Iterator[Prompt]:
+        usable = fitting(each_set, tokenizer, wanted.room, "skip", problems.append)
+        return (one.prompt for one in usable)
 
-    dealt = deal([fits(found) for found in sets], hands, count)
+    dealt = deal([fits(each_set) for each_set in sets], hands, count)
     each = len(dealt[0]) if dealt else 0
     if each < least:
         raise SettingsError(
@@ -270,7 +270,7 @@ def levels(
 def deal(sets: Sequence[Iterator[Prompt]], hands: int, count: int) -> list[tuple[Prompt, ...]]:
     """``count`` prompts, or as many as there are, for each of ``hands`` concurrencies, all
     different. Datasets alternate; one that runs out is skipped."""
-    rows = itertools.zip_longest(*(zip(*[found] * hands, strict=False) for found in sets))
+    rows = itertools.zip_longest(*(zip(*[prompts] * hands, strict=False) for prompts in sets))
     groups = (group for row in rows for group in row if group is not None)
     return list(zip(*itertools.islice(groups, count), strict=True))
 

@@ -217,21 +217,21 @@ def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -
                 wanted = [setup for setup in group if setup.name not in skipped]
                 tell = partial(_tell, shown, f"round {number + 1}/{plan.rounds}", Counter(), plan)
                 logs = out.parent / f"{out.stem}-logs"
-                found, failed = measure(plan, wanted, number, logs, tell, launch)
+                measured, failed = measure(plan, wanted, number, logs, tell, launch)
                 skipped |= failed
                 complain(console, (f"{name} is left out: {why}" for name, why in failed.items()))
-                for one in found:
+                for one in measured:
                     runs.append(one)
                     rates = ", ".join(f"{v.rate:.1f} at {v.concurrency}" for v in one.levels)
-                    said = f"round {number + 1} {one.setup} ({one.ran or '-'}): {rates} tok/s"
-                    console.print(said, highlight=False)
+                    line = f"round {number + 1} {one.setup} ({one.ran or '-'}): {rates} tok/s"
+                    console.print(line, highlight=False)
     finally:
-        made = report(plan, runs, skipped)
+        result = report(plan, runs, skipped)
         if runs:
-            write_json(made, out)
+            write_json(result, out)
     if not runs:
         raise ProcessError(f"no server could be measured: {next(iter(skipped.values()))}")
-    return made
+    return result
 
 
 Tell = Callable[[Setup, str, int], None]

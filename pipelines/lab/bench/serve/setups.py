@@ -221,9 +221,9 @@ def planned(o: ServingOptions, extra: Sequence[str], problems: list[str]) -> Pla
     budget = o.max_prompt_tokens - o.turns * o.max_tokens * o.sessions
     wanted = Selection(o.prompts, concurrency, o.limit, budget, o.turns * o.sessions)
     (warm_up,) = from_workloads(max(concurrency), ["chat"])
-    put = levels(wanted, options.model, problems)
+    prompts = levels(wanted, options.model, problems)
     decides_by = describe(load_policy(o.policy) if o.policy else first_policy(ANY_SCOPE))
     return Plan(
-        compared, options, put, warm_up.prompts, o.max_tokens, o.rounds, o.policy, decides_by,
+        compared, options, prompts, warm_up.prompts, o.max_tokens, o.rounds, o.policy, decides_by,
         o.together,
     )  # fmt: skip

@@ -168,16 +168,16 @@ def figures(rounds: Rounds, group: str) -> dict[str, Any]:
     ``ms_per_token_p50`` is the pace after the first token, ``gap_ms_p99`` the pause between two
     chunks.
     """
-    kept = [r for v in rounds.values() for r in v.answered if GROUPS[group](r)]
-    longer = [r for r in kept if len(r.tokens) > 1]
+    replies = [r for v in rounds.values() for r in v.answered if GROUPS[group](r)]
+    longer = [r for r in replies if len(r.tokens) > 1]
     paces = [1e3 * (r.latency_s - r.ttft_s) / (len(r.tokens) - 1) for r in longer]
-    gaps = [1e3 * gap for r in kept for gap in r.gaps_s]
-    tokens = sum(len(r.tokens) for r in kept)
+    gaps = [1e3 * gap for r in replies for gap in r.gaps_s]
+    tokens = sum(len(r.tokens) for r in replies)
     return {
-        "answers": len(kept),
+        "answers": len(replies),
         "tokens": tokens,
-        "tok_per_s_each": over(tokens, sum(r.latency_s for r in kept)),
-        "ttft_p50_s": median(r.ttft_s for r in kept),
+        "tok_per_s_each": over(tokens, sum(r.latency_s for r in replies)),
+        "ttft_p50_s": median(r.ttft_s for r in replies),
         "ms_per_token_p50": median(paces),
         "gap_ms_p99": float(np.percentile(gaps, 99)) if gaps else None,
     }
@@ -258,7 +258,7 @@ def table_columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
 
     ``/suffix`` and the like are ratios to the best setup of that method, with their intervals.
     """
-    found = {r["method"] for r in records} - {"hybrid"}
+    methods = {r["method"] for r in records} - {"hybrid"}
 
     def ratio(r: dict[str, Any], method: str) -> str:
         one = r["against"].get(method, {}).get("all", {"ratio": None, "interval": None})
@@ -269,7 +269,7 @@ def table_columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
         "configuration": lambda r: r["configuration"] + " *" * bool(r["best_of_method"] and r["k"]),
         "at once": lambda r: str(r["concurrency"]),
         "tok/s": lambda r: number(r["tok_per_s"], 1),
-        **{f"/{m}": partial(ratio, method=m) for m in METHODS if m in found},
+        **{f"/{m}": partial(ratio, method=m) for m in METHODS if m in methods},
         "cpu/none": lambda r: number(r["against"].get("none", {}).get("cpu", {}).get("ratio")),
         "TTFT s": lambda r: number(r["groups"]["all"]["ttft_p50_s"]),
         "warm": lambda r: number(r["groups"]["warm"]["ttft_p50_s"]),
