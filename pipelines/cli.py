@@ -243,7 +243,7 @@ def main() -> None:
     except OSError as error:
         if error.filename is not None or error.errno not in UNWRITTEN:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for remaining output
         status = 1  # a reader such as head has closed it
         if error.errno != errno.EPIPE:
             status = 2

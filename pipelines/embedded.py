@@ -75,11 +75,11 @@ def ensure_model(console: Console | None = None) -> Path:
             with shown.status("expanding SmolLM2-135M-Instruct (once, about half a minute)"):
                 expanded = _expand(source, Path(folder) / home.name)
             if home.exists() and not is_expanded(home):
-                shutil.rmtree(home)  # left by something that was not this function
+                shutil.rmtree(home)  # not made by this function
             try:
                 expanded.rename(home)
             except OSError:
-                if not is_expanded(home):  # else another process was quicker
+                if not is_expanded(home):  # else another process made it
                     raise
     except OSError as error:
         raise ModelError(
@@ -99,9 +99,9 @@ def load_tokenizer(name: str | None) -> Any:
     Raises:
         ModelError: there is none.
     """
-    # Figures are for one thread; a tokenizer that forks more would also warn about it.
+    # figures are for one thread, and a forked tokenizer would warn
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if name is None:  # its class is known: to look among all that there are takes seconds
+    if name is None:  # looking up its class would take seconds
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(str(ensure_model()))
@@ -133,7 +133,7 @@ def _expand(source: Path, out: Path) -> Path:
             quantization_config=GgufConfig(dequantize=True),
         )
         if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config  # the weights are no longer quantised
+            del model.config.quantization_config  # the weights are dequantised
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
     return out

@@ -85,7 +85,7 @@ def cache_directory() -> Path:
     """
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a container's user that no file knows
+    except RuntimeError:  # a container's user without an entry
         raise SettingsError(
             "this user has no home: set HOME, or XDG_CACHE_HOME, to a writable folder."
         ) from None
@@ -127,7 +127,7 @@ def check_shared_room(ranks: int) -> None:
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Whether a server could listen on ``port`` now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # as servers do: a port whose last connections are only waiting to be forgotten is free
+        # as servers do: a port in TIME_WAIT is free
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -137,34 +137,40 @@ def tokenise(prompt: Prompt, tokenizer: Any) -> TokenPrompt:
             ids = tokenizer.apply_chat_template(
                 list(prompt.messages), add_generation_prompt=True, return_dict=False
             )
-        except Exception as error:  # templates raise errors of their own kind
+        except Exception as error:  # templates raise errors of many types
             raise ValueError(f"the chat template refuses it: {error}") from error
     if not ids:
         raise ValueError("the prompt is empty")
     return TokenPrompt(prompt, tuple(int(i) for i in ids))
 
 
-def fit(prompt: TokenPrompt, room: int, too_long: TooLong) -> TokenPrompt:
-    """``prompt`` within ``room`` tokens. Truncation removes the middle, so the instruction and the
+def fit(prompt: TokenPrompt, budget: int, too_long: TooLong) -> TokenPrompt:
+    """``prompt`` cut to ``budget`` tokens. Truncation removes the middle; the instruction and the
     end of the template stay, as LongBench does.
 
     Raises:
         ValueError: it is longer, and ``too_long`` is "skip".
     """
     length = len(prompt.ids)
-    if length <= room:
+    if length <= budget:
         return prompt
-    if too_long == "skip" or room < 2:
-        raise ValueError(f"its {length} tokens are more than the {max(room, 0)} there is room for")
-    head = room // 2
-    ids = prompt.ids[:head] + prompt.ids[length - (room - head) :]
+    if too_long == "skip" or budget < 2:
+        raise ValueError(
+            f"its {length} tokens are more than the {max(budget, 0)} there is budget for"
+        )
+    head = budget // 2
+    ids = prompt.ids[:head] + prompt.ids[length - (budget - head) :]
     return replace(prompt, ids=ids)
 
 
 def fitting(
-    prompts: PromptSet, tokenizer: Any, room: int, too_long: TooLong, problem: Callable[[str], None]
+    prompts: PromptSet,
+    tokenizer: Any,
+    budget: int,
+    too_long: TooLong,
+    problem: Callable[[str], None],
 ) -> Iterator[TokenPrompt]:
-    """The prompts of a set that can be tokenised and fit into ``room`` tokens, in order.
+    """The prompts of a set that can be tokenised and fit into ``budget`` tokens, in order.
 
     Args:
         problem: called with a sentence for each unusable prompt, and at the end with the number of
@@ -179,11 +185,11 @@ def fitting(
                 problem(f"{prompts.name}: prompt {prompt.id} skipped: {error}.")
                 continue
             try:
-                fitted = fit(read, room, too_long)
+                fitted = fit(read, budget, too_long)
             except ValueError:
                 longer += 1
                 continue
             yield fitted
     finally:
         if longer:
-            problem(f"{prompts.name}: prompts of more than {room} tokens, left out: {longer}.")
+            problem(f"{prompts.name}: prompts of more than {budget} tokens, left out: {longer}.")

@@ -66,7 +66,7 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     finally:
-        part.unlink(missing_ok=True)  # half of one would fill a full disk further
+        part.unlink(missing_ok=True)  # a partial file would fill a full disk
 
 
 Step = Callable[[str, int, int], None]

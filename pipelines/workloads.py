@@ -61,7 +61,7 @@ def _functions_of(path: Path) -> Iterator[Function]:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
         lines = text.encode().split(b"\n")
-    except (SyntaxError, UnicodeDecodeError):  # the library ships files that are broken on purpose
+    except (SyntaxError, UnicodeDecodeError):  # some files are broken on purpose
         return
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef):
@@ -69,7 +69,7 @@ def _functions_of(path: Path) -> Iterator[Function]:
         begin, end = node.lineno - 1, node.end_lineno or node.lineno
         if not 5 <= end - 1 - begin <= 28:
             continue
-        # what ast.get_source_segment returns, which splits the whole file anew at every call
+        # as ast.get_source_segment, which splits the whole file at every call
         body = [lines[begin][node.col_offset :], *lines[begin + 1 : end - 1]]
         source = b"\n".join([*body, lines[end - 1][: node.end_col_offset]]).decode()
         if len(source) > 1100:

@@ -103,7 +103,7 @@ def replayed(
         "kinds": {
             kind: _compared({name: (n[mine], t[mine]) for name, (n, t) in spent.items()})
             for kind in chances
-            # the first token of an answer comes with its prompt: of that alone nothing is decoded
+            # an answer of one token, from the prefill, has no cycle
             if (mine := kinds == kind).sum() >= FEWEST and spent[HYBRID][0][mine].any()
         },
     }

@@ -76,7 +76,7 @@ def run(minutes: float | None, console: Console, folder: Path) -> Summary:
     console.print(f"Logs in [bold]{HOME / 'logs'}[/bold].")
     with console.status("reading the prompts"):
         for workload in {w for plan in PLANS for w in plan.workloads}:
-            next(prompts(workload))  # parses the standard library, once
+            next(prompts(workload))  # parses the standard library once
     settings = {**SETTINGS, **breakage.SETTINGS}
     assigned = ", ".join(f"{k}={os.environ.get(k, v)}" for k, v in settings.items())
     console.print(f"Set for the demo alone: {assigned}.", highlight=False, soft_wrap=True)
@@ -105,7 +105,7 @@ def _served(
     what was observed, and the phases whose answers compare rules."""
     ledger, children = traffic.ledger, stack.children
     for name, statuses in {"worker": ledger.statuses, "learner": ledger.learner}.items():
-        # rates need a reading before the traffic
+        # rates need a status before the traffic
         ready = partial(bool, statuses)
         wait_until(children[name], ready, REPORT_SECONDS, list(children.values()))
     before, began = ledger.consumed, time.time()
@@ -169,8 +169,8 @@ def _run_phases(
         for plan, seconds in plans:
             breakage.set_broken(stack.api, plan.broken)
             traffic.begin(plan, seed=PLANS.index(plan))
-            until += seconds  # a phase has what earlier ones left
-            # only a champion of the learner's can have its place taken
+            until += seconds  # a phase gets what earlier ones left
+            # the learner must have a champion to replace
             if plan.mistake and ledger.learner and ledger.learner[-1].champion_version:
                 by_hand = promote(stack.tracking_uri, ledger.scope, HOME)
             while (spent := time.monotonic() - began) < until and not is_over(
@@ -244,7 +244,7 @@ def promote(uri: str, scope: str, folder: Path) -> int:
 
 
 def _model(uri: str, scope: str) -> moves.Model:
-    os.environ[TRACKING_VARIABLE] = uri  # where a person would look
+    os.environ[TRACKING_VARIABLE] = uri  # as a person would set it
     return moves.one_model(scope)
 
 

@@ -34,13 +34,13 @@ NEEDED: Final = 120
 class Run:
     """What a demo did, beside what its ledger recorded."""
 
-    requests: Mapping[str, int]  # how many were answered and failed, and their tokens
-    began: float  # of the traffic, seconds since the epoch
-    consumed_before: int = 0  # events that the learner had by then
-    mistake: Mapping[str, Any] | None = None  # as of run.outcome, and why
-    lesson: Mapping[str, Any] | None = None  # as of lesson, and answers and why
-    step_s: float = 0.0  # of a plain step of one request, before the traffic
-    left_out: Sequence[str] = ()  # phases that there was no time for
+    requests: Mapping[str, int]  # counts: answered, failed, tokens
+    began: float  # start of the traffic, seconds since the epoch
+    consumed_before: int = 0  # events that the learner had read by then
+    mistake: Mapping[str, Any] | None = None  # see run.outcome; and why
+    lesson: Mapping[str, Any] | None = None  # see lesson; and answers, why
+    step_s: float = 0.0  # a plain step of one request
+    left_out: Sequence[str] = ()  # phases without time
 
 
 def summarise(ledger: Ledger, run: Run, virtual: Mapping[str, Any] | None = None) -> Summary:

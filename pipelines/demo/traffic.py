@@ -53,16 +53,16 @@ class Plan:
     left_out: int = 0
 
 
-# A pair of a comparison takes about a hundred tokens of each request, seventy steps, and an
-# interval ten pairs; a step of three requests takes a third longer.
+# A pair of blocks takes about a hundred tokens of each request, or seventy steps, and an interval
+# ten pairs. A step of three requests takes a third longer.
 PLANS: Final = (
     Plan("one agent", ("edits", "tools"), 750, "agents", sessions=1),
     Plan("three agents", ("edits", "tools"), 900, "agents", left_out=1),
     Plan("conversation", ("chat", "code"), 900, "conversation"),
     Plan("drafter broken", ("chat", "code"), 900, "broken drafter", broken=True, left_out=3),
     Plan("drafter mended", ("chat", "code"), 700, "conversation", left_out=2),
-    # short answers, many at a time: each is a word for or against a candidate, and drafts are dear;
-    # none so long that one of those that loop outweighs the others
+    # many short answers: each is one cluster of evidence, and none is so long that a looping one
+    # outweighs the others
     Plan("records", ("records",), 2000, "records", sessions=16, tokens=96, learns=True),
     Plan("bad policy", ("edits", "tools"), 600, "bad policy", mistake=True, left_out=4),
 )
@@ -110,7 +110,7 @@ class Traffic:
         self._next: Iterator[Prompt] = iter(())
         self._threads: list[threading.Thread] = []
         self._plan = Plan("", (), 0, "", sessions=0)
-        self._errors: list[str] = []  # of the last requests, one after another
+        self._errors: list[str] = []  # of the last consecutive requests
 
     def begin(self, plan: Plan, seed: int) -> None:
         """Send ``plan``'s workloads from now on; running requests finish."""

@@ -19,7 +19,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, dense: nn.Linear) -> None:
         super().__init__()
-        # Plain attributes: an opaque tensor can neither be moved nor saved as a parameter can.
+        # plain attributes: an opaque tensor cannot be moved or saved like a parameter
         self._weight = torch.ops.mkldnn._reorder_linear_weight(dense.weight.detach())
         self._bias = None if dense.bias is None else dense.bias.detach()
 

@@ -101,7 +101,7 @@ def person() -> str:
     """The user's name, for the record."""
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # no such user: a container's
+    except (OSError, KeyError):  # a container's user may have no name
         return "somebody"
 
 
@@ -169,7 +169,7 @@ def predecessor(history: Sequence[Move], champion: int) -> int | None:
             stack.pop()
         elif not stack or move.after != stack[-1]:
             stack.append(move.after)
-    if stack and stack[-1] != champion:  # moved without us, as on MLflow's page
+    if stack and stack[-1] != champion:  # moved elsewhere, for example on MLflow's page
         stack.append(champion)
     return stack[-2] if len(stack) > 1 else None
 
@@ -188,7 +188,7 @@ def pin(model: Model, wanted: str | None, why: str) -> dict[str, Any]:
 def _move(model: Model, alias: str, number: int | None, why: str) -> dict[str, Any]:
     registry, scope = model.registry, model.scope
     if number is not None:
-        registry.load(scope, number)  # refuses what no worker could read
+        registry.load(scope, number)  # raises if no worker could read it
     registry.move(scope, alias, number, person(), why)
     ends = {"from": getattr(model.standing, alias), "to": number}
     record = {"name": model.standing.name, "scope": scope, "alias": alias, **ends}

@@ -282,7 +282,7 @@ class Engine:
         trace, router = self._traces[index], self._router
         turn = Turn.of(index, trace)
         model = model_acceptance(trace, self._mean).tolist() if self._has_model else []
-        # a token that came once, at the end, ended the request, as an engine's stop ids do
+        # a token that occurs only at the end acts as the request's stop id
         ends = frozenset(turn.output[-1:]) - frozenset(turn.output[:-1])
         options = RequestOptions(
             trace.allowed, UNLIMITED, ends, session=trace.session, workload=trace.workload,
@@ -292,7 +292,7 @@ class Engine:
         self._cache.index(None)
         report = router.report([turn.name], [turn.output[:1]])
         router.observe(report)
-        # of a draft that goes on behind the end an engine tells all that was accepted
+        # an engine reports all accepted tokens of a draft that extends behind the end
         text = [*turn.output, PAST] if ends or len(turn.output) >= trace.allowed else turn.output
         done = 1
         while done < len(turn.output):

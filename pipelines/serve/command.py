@@ -121,7 +121,7 @@ def check(options: ServeOptions) -> None:
         if name is not None:
             _check_checkpoint(name, what)
     try:
-        tempfile.gettempdir()  # of vLLM's sockets
+        tempfile.gettempdir()  # for vLLM's sockets
     except OSError as error:
         raise ProcessError(f"{error.strerror}: name one that can be written with TMPDIR.") from None
     ways = (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"))
@@ -132,7 +132,7 @@ def check(options: ServeOptions) -> None:
 def _check_checkpoint(name: str, what: str) -> None:
     path = Path(name).expanduser()
     if not path.exists() and re.fullmatch(r"[^/.~][^/]*/[^/]+", name):
-        return  # of a hub
+        return  # a hub name
     try:
         if not isinstance(json.loads((path / "config.json").read_text(encoding="utf-8")), dict):
             raise ValueError("it is no JSON object")

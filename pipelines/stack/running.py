@@ -248,7 +248,7 @@ class _Launcher:
             machine.check_free(ports.mlflow, otherwise)
             arguments = registry_arguments(ports.mlflow, home.registry)
             self._start(server("registry", arguments, REGISTRY_SECONDS, uri), f"registry {uri}")
-        self._parts["learner"] = learner = Part(  # it listens on no port, and nobody waits for it
+        self._parts["learner"] = learner = Part(  # it has no port, and nobody waits for it
             "learner", (*HVD, "learn"), home.log("learner"), niceness=LEARNER_NICENESS,
             environment={**environment, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip

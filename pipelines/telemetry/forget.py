@@ -50,10 +50,10 @@ class Held:
     partition: int
     records: int
     upto: int
-    others: int  # records up to there that do not
-    newest: float  # seconds since the epoch, of the last one whose time is not ahead; 0: of none
-    gone_at: float  # when the topic has let go of these at the latest; 0: the broker does not say
-    ahead: int = 0  # records whose time lies ahead
+    others: int  # records before it without the tenant
+    newest: float  # latest time that is not ahead, seconds since the epoch; 0: none
+    gone_at: float  # latest expiry; 0: the broker does not say
+    ahead: int = 0  # records with a time in the future
 
 
 def sentence(held: Held) -> str:

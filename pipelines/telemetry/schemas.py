@@ -48,7 +48,7 @@ def _schemas() -> dict[str, Schema]:
         TRIALS.name: Round.model_json_schema(),
         SCHEMA_ID: _features(),
     }
-    # without the titles that pydantic makes of names: a property of that name is no text
+    # drop the titles that pydantic derives from names, but no property of that name
     untitled = json.loads(
         json.dumps(schemas),
         object_hook=lambda part: {

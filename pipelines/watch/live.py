@@ -173,7 +173,7 @@ def _gain(ledger: Ledger) -> str:
     text = f"It makes {as_text(one)} times the tokens a second of {NAMES[side]}"
     if not one.low <= 1.0 <= one.high:
         return f"{text}."
-    # an interval shrinks as the root of what it rests on grows
+    # an interval shrinks with the root of the time
     half = math.log(one.high / one.low) / 2.0
     more = spent * ((half / max(abs(math.log(one.ratio)), CLOSE)) ** 2 - 1.0)
     return f"{text}; whether it is faster takes about {_minutes(more)} more to tell."

@@ -156,9 +156,9 @@ SOURCES: Final[dict[str, Source]] = {
     "spider": Source("structured", "NBAmine/xlangai-spider-with-context", "validation", spider),
     "hotpotqa": Source(HOPS, "hotpotqa/hotpot_qa", "validation", hotpotqa, "distractor"),
     "musique": Source(HOPS, "dgslibisey/MuSiQue", "validation", musique),
-    # The paper names the GitHub repository; this is the copy of it that needs no loading script.
+    # a copy of the paper's GitHub repository that needs no loading script
     "2wikimultihopqa": Source(HOPS, "framolfese/2WikiMultihopQA", "validation", hotpotqa),
-    # One task of twelve: the whole is many gigabytes and its files do not share their columns.
+    # one task of twelve; the whole has many gigabytes, and columns differ between files
     "infinitebench": Source(
         LONG,
         "xinrongzhang2022/InfiniteBench",
@@ -169,7 +169,7 @@ SOURCES: Final[dict[str, Source]] = {
     "cnn_dailymail": Source(LONG, "abisee/cnn_dailymail", "test", cnn_dailymail, "3.0.0"),
     "gov_report": Source(LONG, "ccdv/govreport-summarization", "test", gov_report),
     "alpaca": Source(OPEN, "tatsu-lab/alpaca", "train", instruction),
-    # The paper took EAGLE's copy of the questions; these are the same eighty.
+    # the same eighty questions as the paper's (EAGLE's copy)
     "mt_bench": Source(OPEN, "HuggingFaceH4/mt_bench_prompts", "train", mt_bench),
 }
 """By name, in the order of the paper's Table 1."""
@@ -220,7 +220,7 @@ def fetch(source: Source, count: int) -> list[Row]:
         )
         rows = rows.shuffle(seed=SPLIT_SEED)
         return [rows[i] for i in range(min(count, len(rows)))]
-    except Exception as error:  # the library and the hub client raise dozens of kinds
+    except Exception as error:  # library and hub client raise many types
         cause = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise ModelError(
             f"{source.hub} cannot be loaded from the hub ({cause}); "

@@ -36,7 +36,7 @@ PATIENCE_S: Final = 600.0  # on busy cores vLLM takes minutes to start
 ANSWERED_S: Final = 1.0  # within which a broker acknowledges
 TAKEOVER_S: Final = 30.0  # within which another learner must take over a dead one's lease
 
-IN_HAND_S: Final = 0.5  # fetched records may be processed so much later
+IN_FLIGHT_S: Final = 0.5  # fetched records may be processed so much later
 
 
 def adds_up(account: Mapping[str, int]) -> bool:
@@ -119,7 +119,7 @@ class TopicAudit(Ledger):
     def has_spoken(self, moment: float, ending: str = "") -> bool:
         """Whether a process whose name has this ending reported well after ``moment``."""
         reports = dict(self.spoke).items()
-        return any(at > moment + IN_HAND_S and name.endswith(ending) for name, at in reports)
+        return any(at > moment + IN_FLIGHT_S and name.endswith(ending) for name, at in reports)
 
     def learner_of(self, pid: int) -> LearnerStatus | None:
         """The last status of the learner with that process id."""

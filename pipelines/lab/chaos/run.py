@@ -98,8 +98,8 @@ Record = dict[str, Any]
 KINDS: Final = ("edits", "tools", "qa", "chat")
 DRAIN_S: Final = 45  # for running requests when a worker is terminated, as in the fleet's files
 DYING_S: Final = 2.0  # a killed worker's socket accepts connections for so long
-SAID_S: Final = 1.5  # a worker sends a status every second
-SEEN_S: Final = 10.0  # within which records on a topic are read
+STATUS_S: Final = 1.5  # a worker sends a status every second
+READ_S: Final = 10.0  # within which records on a topic are read
 SETTINGS: Final = {
     machine.FLAGS_VARIABLE: "avx2",  # float32: answers are compared token for token
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -207,12 +207,12 @@ def _drain(stage: Stage) -> None:
 
     def is_told() -> bool:
         status = audit.statuses[-1]
-        is_new = audit.has_spoken(began + SAID_S, status.process)
+        is_new = audit.has_spoken(began + STATUS_S, status.process)
         return is_new and not (status.events_unaccounted or audit.account(status.life)["waiting"])
 
     stage.until("the worker to send all events", is_told)
     # statuses may arrive before events of other partitions
-    stage.within(SEEN_S, lambda: adds_up(audit.account(audit.statuses[-1].life)))
+    stage.within(READ_S, lambda: adds_up(audit.account(audit.statuses[-1].life)))
 
 
 def _works(stage: Stage, name: str, since: float, clients: Sequence[Sequence[Seen]]) -> bool:

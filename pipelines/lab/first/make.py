@@ -117,7 +117,7 @@ def fit(samples: Sequence[Sample], kind: Kind) -> Policy:
         TraceError: there are too few labelled drafts.
     """
     rows = joined([each.rows for each in samples])
-    spread = np.linspace(0, len(rows) - 1, PROBES).astype(np.int64)  # over texts of every kind
+    spread = np.linspace(0, len(rows) - 1, PROBES).astype(np.int64)  # from all kinds of text
     probes = rows.features[spread] if len(rows) else rows.features
     return replace(learned(rows, ANY_SCOPE, kind, EPOCHS, probes), role=FIRST)
 

@@ -209,7 +209,7 @@ def behaviour_policies() -> tuple[Method, Method]:
     The model arm is observed only where it is taken. One policy always takes it, the other where
     counting rejects the cache draft.
     """
-    counting = Method("frequency", method("frequency").policy)  # on the drafts that hybrids see
+    counting = Method("frequency", method("frequency").policy)  # with the hybrid's drafts
     return Method("model", method("eagle3").policy), counting
 
 
@@ -284,7 +284,7 @@ def paper(rows: Rows, scope: str, features: Sequence[str] = FEATURES) -> Policy:
     others = ~np.isin(FEATURES, features)
     known = np.where(others, np.float32(0.0), rows.features)
     trainer = train.fit(replace(rows, features=known), "payoff", PAPER_EPOCHS)
-    trainer.layers()[0][0][others] = 0.0  # they never entered: what is there is where it began
+    trainer.layers()[0][0][others] = 0.0  # unused inputs still have their initial weights
     return train.export(trainer, scope, PAPER_THRESHOLD, rows.features)
 
 

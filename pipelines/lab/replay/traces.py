@@ -106,7 +106,7 @@ def _traces(line: bytes, workload: str, number: int, tokenizer: Any) -> Iterator
 
 def _cut(template: Trace, tokens: Ids, middle: int, end: int) -> Trace:
     generated = end - middle
-    # where it is not stated, a round number above what was generated
+    # by default a power of two above the generated length
     round_up = ALLOWED << max(0, (generated // ALLOWED).bit_length())
     allowed = max(template.allowed, generated) if template.allowed else round_up
     return replace(template, prompt=tokens[:middle], output=tokens[middle:end], allowed=allowed)
@@ -121,7 +121,7 @@ def _of_text(template: Trace, parts: Sequence[Script], tokenizer: Any) -> Iterat
         ends = np.cumsum([0, *map(len, ids)]).tolist()
         tokens = np.array([token for piece in ids for token in piece], np.int32)
         for i in script.outputs:
-            # the end of turn was generated too; the template or the script wrote it
+            # the end of turn was generated too
             closed = i + 1 < len(ids) and ids[i + 1] and ids[i + 1][0] in special
             if not script.pieces[i].strip():
                 empty += 1

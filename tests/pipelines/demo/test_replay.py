@@ -130,7 +130,7 @@ def test_the_headline_names_best_and_worst_of_agents_and_conversation(tmp_path) 
     assert any("no time for these phases: three agents" in s for s in summary["sentences"])
     write(ledger, summary, tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert "In virtual time: tokens a second over those of each rule" in page
+    assert "Virtual time: ratio of tokens a second to each rule" in page
     assert all(name_of(rule) in page for rule in rivals(4))
     assert "agents, in virtual time, over the best of 12 rules" in page
     assert HYBRID not in virtual["kinds"]["agents"]["over"]
@@ -189,6 +189,6 @@ def test_a_machine_that_stalls_is_told_by_the_time_that_its_steps_should_take() 
     over = summary["uplift"]["over_plain"]
     assert not is_told(over) and over["at_costs"]["low"] > 1.3
     (live,) = [s for s in summary["sentences"] if s.startswith("Live, on the same")]
-    assert "leaves out stalls" in live and "1.5" in live and "plain decoding" in live
+    assert "excludes stalls" in live and "1.5" in live and "plain decoding" in live
     untold = [s for s in summary["sentences"] if "cannot be told from this run" in s]
     assert not any("plain decoding" in s for s in untold)

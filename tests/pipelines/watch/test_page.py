@@ -257,7 +257,7 @@ def test_who_has_sent_requests_is_told_to_wait_and_not_to_send_one(kafka) -> Non
     made = encode_events([event(0, time.time())], ORIGIN, 0)
     with serving(kafka, 0, request="curl -s there") as url:
         until(  # drafts are read from the end on
-            lambda: "take minutes of requests" in get(url).text,
+            lambda: "need minutes of requests" in get(url).text,
             turn=lambda: send(kafka, DRAFTS.name, made, key=b"worker"),
         )
         assert "curl -s there" not in get(url).text

@@ -145,7 +145,7 @@ def run(
             of ``prompts`` and their turns.
     """
     lock, leaving = threading.Lock(), threading.Event()
-    # one for all: making another takes as long as a step
+    # one for all, since making one takes as long as a step
     limits = httpx.Limits(max_connections=load.concurrency)
     client = httpx.Client(base_url=load.url, timeout=load.silence_s, limits=limits, trust_env=False)
     began = load.clock()
@@ -165,7 +165,7 @@ def run(
         replies_by_prompt = list(pool.map(session, prompts))
     finally:
         leaving.set()
-        # Ctrl-C must not wait for answers: whoever interrupts stops the server, which ends them
+        # Ctrl-C must not wait for answers; stopping the server ends them
         pool.shutdown(wait=False, cancel_futures=True)
         client.close()
     return load.clock() - began, [reply for replies in replies_by_prompt for reply in replies]
@@ -183,13 +183,13 @@ ANSWER: Final = {"role": "assistant", "content": ""}
 
 @dataclass(frozen=True)
 class Selection:
-    """Which prompts to send. ``room`` is the most tokens of one; ``turns`` is 0 for single
+    """Which prompts to send. ``budget`` is the most tokens of one; ``turns`` is 0 for single
     requests."""
 
     folder: Path | None
     concurrency: Sequence[int]
     limit: int
-    room: int
+    budget: int
     turns: int
 
 
@@ -241,21 +241,21 @@ def levels(
     """
     from transformers import AutoTokenizer
 
-    # with fewer than two each a concurrency is never full for long: the last ones end alone
+    # with fewer than two each, the last sessions would run alone for long
     least = 2 * max(wanted.concurrency) if wanted.turns else 1
-    count, hands = max(wanted.limit, least), len(wanted.concurrency)
+    count, concurrencies = max(wanted.limit, least), len(wanted.concurrency)
     if wanted.folder is not None:
         sets = list(read_folder(wanted.folder, (), problems))
         sets = [cut(s, wanted.turns) for s in sets] if wanted.turns else sets
     else:
-        sets = from_workloads(count * hands, most=wanted.turns)
+        sets = from_workloads(count * concurrencies, most=wanted.turns)
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def fits(each_set: PromptSet) -> Iterator[Prompt]:
-        usable = fitting(each_set, tokenizer, wanted.room, "skip", problems.append)
+        usable = fitting(each_set, tokenizer, wanted.budget, "skip", problems.append)
         return (one.prompt for one in usable)
 
-    dealt = deal([fits(each_set) for each_set in sets], hands, count)
+    dealt = deal([fits(each_set) for each_set in sets], concurrencies, count)
     each = len(dealt[0]) if dealt else 0
     if each < least:
         raise SettingsError(
@@ -267,10 +267,14 @@ def levels(
     return tuple(zip(wanted.concurrency, dealt, strict=True))
 
 
-def deal(sets: Sequence[Iterator[Prompt]], hands: int, count: int) -> list[tuple[Prompt, ...]]:
-    """``count`` prompts, or as many as there are, for each of ``hands`` concurrencies, all
+def deal(
+    sets: Sequence[Iterator[Prompt]], concurrencies: int, count: int
+) -> list[tuple[Prompt, ...]]:
+    """``count`` prompts, or as many as there are, for each of so many concurrencies, all
     different. Datasets alternate; one that runs out is skipped."""
-    rows = itertools.zip_longest(*(zip(*[prompts] * hands, strict=False) for prompts in sets))
+    rows = itertools.zip_longest(
+        *(zip(*[prompts] * concurrencies, strict=False) for prompts in sets)
+    )
     groups = (group for row in rows for group in row if group is not None)
     return list(zip(*itertools.islice(groups, count), strict=True))
 
@@ -296,11 +300,11 @@ class OwnClock:
         before, since = self._at
         return before if since is None else before + time.perf_counter() - since
 
-    def go(self) -> None:
+    def resume(self) -> None:
         """The server resumes."""
         self._at = self(), time.perf_counter()
 
-    def stand(self) -> None:
+    def stop(self) -> None:
         """The server stops."""
         self._at = self(), None
 
@@ -336,14 +340,14 @@ def in_slices(
             while left := [g for g in works if g not in running or not running[g].done()]:
                 group = min(left, key=lambda g: (works[g].answered(), clocks[g]()))
                 _signal(group, signal.SIGCONT)
-                clocks[group].go()
+                clocks[group].resume()
                 if group not in running:
                     running[group] = pool.submit(works[group].do, clocks[group])
                 wait([running[group]], timeout=seconds if len(left) > 1 else None)
                 _signal(group, signal.SIGSTOP)
-                clocks[group].stand()
+                clocks[group].stop()
         finally:
-            # Ctrl-C must not wait for answers: whoever interrupts ends the servers, and so these
+            # Ctrl-C must not wait for answers; stopping the servers ends them
             pool.shutdown(wait=False, cancel_futures=True)
             for group in works:
                 _signal(group, signal.SIGCONT)

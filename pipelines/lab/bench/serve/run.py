@@ -79,7 +79,7 @@ def session_seconds(leader: int) -> float | None:
     """
     seconds = []
     for pid in psutil.pids():
-        with suppress(psutil.Error, OSError):  # it has ended, or is none of ours
+        with suppress(psutil.Error, OSError):  # ended, or foreign
             if os.getsid(pid) == leader:
                 seconds.append(sum(psutil.Process(pid).cpu_times()[:2]))
     return sum(seconds) if seconds else None
@@ -158,9 +158,9 @@ def launch_vllm(plan: Plan, setup: Setup, port: int) -> tuple[list[str], dict[st
     on_cpu = not machine.has_accelerator()
     launched = command(setup, options, os.environ, machine.cpu_flags(), on_cpu, plan.policy)
     serve.empty_metrics(options, launched[1])
-    # A server that was stopped for a while would close, unread, connections that waited for it.
+    # else a server that was stopped would close waiting connections unread
     launched[1].setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "3600")
-    launched[1].setdefault("VLLM_SERVER_DEV_MODE", "1")  # it says what it runs with
+    launched[1].setdefault("VLLM_SERVER_DEV_MODE", "1")  # for /server_info
     return launched
 
 
@@ -182,7 +182,7 @@ def starting(plan: Plan, launch: Launch) -> Iterator[Callable[[Setup, Path], Ser
             children.append(child)
         try:
             processes.wait_until(child, lambda: responds(f"{url}/health"), START_SECONDS)
-        except ProcessError:  # what it holds is the others'
+        except ProcessError:  # frees memory for the others
             processes.stop([child])
             raise
         return Server(setup, child, url)

@@ -74,7 +74,7 @@ class ServerRun:
     round: int
     setup: str
     levels: tuple[Level, ...]
-    ran: str = ""  # its model runner and scheduling, by its own word
+    ran: str = ""  # its model runner and scheduling
 
 
 Rounds = Mapping[int, Level]
