@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from decoder.contracts.errors import HvdError
+from pipelines.options import Drafter, DType, Model
 from pipelines.policy.command import app as policy_app
 from pipelines.reports import print_json
 from pipelines.telemetry.cli import app as telemetry_app
@@ -60,15 +61,11 @@ REPORTS = Path("reports/demo")
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
 def serve(
     context: typer.Context,
-    model: Annotated[
-        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
-    ] = None,
-    drafter: Annotated[
-        str | None, typer.Option(help="EAGLE3 head made for the model, or 'none'.")
-    ] = None,
+    model: Model = None,
+    drafter: Drafter = None,
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     host: str = "127.0.0.1",
-    dtype: Annotated[str, typer.Option(help="auto chooses what is fastest here.")] = "auto",
+    dtype: DType = "auto",
 ) -> None:
     """Serve one model with hybrid decoding: an OpenAI-compatible API.
 

@@ -15,6 +15,7 @@ Model = Annotated[
 Tokenizer = Model
 Drafter = Annotated[str | None, typer.Option(help="EAGLE3 head made for the model, or 'none'.")]
 DType = Annotated[str, typer.Option(help="auto chooses what is fastest here.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 
 

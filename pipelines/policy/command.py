@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pipelines.options import Json
 from pipelines.reports import print_json
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ out, err = Console(), Console(stderr=True)
 
 Scope = Annotated[str | None, typer.Option(help="Scope, its first digits, or the model's name.")]
 Why = Annotated[str, typer.Option(help="Kept with the move.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Wanted = Annotated[str, typer.Argument(help="A version's number, or an alias.")]
 
 

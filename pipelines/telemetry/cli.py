@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.settings import KafkaSettings
+from pipelines.options import Json
 from pipelines.reports import print_json
 
 app = typer.Typer(
@@ -25,8 +26,6 @@ app = typer.Typer(
     add_completion=False,
 )
 out, err = Console(), Console(stderr=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
