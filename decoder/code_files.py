@@ -8,17 +8,16 @@ file always holds the code its name stands for.
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import enum
 import functools
 import hashlib
 import pickle
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from types import CodeType, ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -30,25 +29,45 @@ OPTIONS: Final = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBU
 _CHECK: Final = 32
 
 
-def dependencies(function: Any) -> set[str]:
-    """Everything a function's machine code depends on: its file, its code, constants and fields
-    from other modules, and the ``sources`` of the functions it calls."""
-    code = function.__code__
-    cells = dict[str, Any]()
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # an empty cell: the function itself
-            cells[name] = cell.cell_contents
-    namespace = function.__globals__ | cells
-    return {_digest_of_file(code.co_filename), *_of_code(code), *_of_globals(code, namespace)}
+def sources(module: str) -> list[str]:
+    """Digests of the sources of ``module`` and of all modules of its package and of this one that
+    it imports, directly or not: whatever numba compiles in is defined there. Sorted."""
+    top = getattr(sys.modules.get(module.partition(".")[0]), "__file__", None)
+    rooms = Path(__file__).parent, Path(top or __file__).parent
+    pending, digests = [module], dict[str, str]()
+    while pending:
+        name = pending.pop()
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if name not in digests and file and any(map(Path(file).is_relative_to, rooms)):
+            digests[name], imported = _source_of(file)
+            pending += imported
+    return sorted(digests.values())
 
 
-def attach(dispatcher: Any, sources: set[str]) -> None:
-    """Cache the functions of numba's dispatcher in files named by ``sources``.
+@functools.cache
+def _source_of(file: str) -> tuple[str, list[str]]:
+    """Digest of a source file, and the names of what it imports at its top level."""
+    try:
+        text = Path(file).read_bytes()
+    except OSError:  # from a zip: numba's key has the byte code
+        return "", []
+    imported = list[str]()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import):
+            imported += [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            of = node.module or ""
+            imported += [of, *(f"{of}.{name.name}" for name in node.names)]
+    return hashlib.sha256(text).hexdigest(), imported
+
+
+def attach(dispatcher: Any) -> None:
+    """Keep the code of numba's dispatcher in files named by what it depends on.
 
     A torn file counts as missing. A full or read-only disk stores nothing. Neither raises.
     """
     cache = dispatcher._cache
-    cache._cache_file = CodeFiles(Path(cache.cache_path), dispatcher.py_func, sources)
+    cache._cache_file = CodeFiles(Path(cache.cache_path), dispatcher.py_func)
     cache.load_overload = _or_none(cache.load_overload, Exception)  # whatever unpickling raises
     cache.save_overload = _or_none(cache.save_overload, OSError)
 
@@ -56,16 +75,16 @@ def attach(dispatcher: Any, sources: set[str]) -> None:
 class CodeFiles:
     """numba's ``IndexDataCacheFile`` without an index: ``load``, ``save`` and ``flush``."""
 
-    def __init__(self, folder: Path, function: Any, sources: set[str]) -> None:
+    def __init__(self, folder: Path, function: Any) -> None:
         name = f"{Path(function.__code__.co_filename).stem}.{function.__qualname__}"
         self._name = name.replace("<", "").replace(">", "")
-        self._folder, self._sources = folder, sorted(sources)
+        self._folder, self._sources = folder, sources(function.__module__)
 
     def path(self, key: tuple[Any, ...]) -> Path:
         """The file for numba's ``key``: signature, processor name and features, digests of byte
         code and closure."""
         signature, *rest = key
-        text = repr((_versions(), self._sources, [*map(of_type, signature)], rest))
+        text = repr((_versions(), self._sources, [*map(_of_type, signature)], rest))
         return self._folder / f"{self._name}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.nbc"
 
     def load(self, key: tuple[Any, ...]) -> Any:
@@ -132,66 +151,7 @@ def _versions() -> tuple[str, ...]:
     return (sys.version, numba.__version__, version("llvmlite"), np.__version__, *options)
 
 
-@functools.cache
-def _digest_of_file(name: str) -> str:
-    try:
-        return hashlib.sha256(Path(name).read_bytes()).hexdigest()
-    except OSError:  # from a zip or exec: the code object is digested anyway
-        return ""
-
-
-def _of_code(code: CodeType) -> Iterator[str]:
-    """The running code, not the file: an upgrade may have replaced the file since the import."""
-    constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
-    yield repr((code.co_firstlineno, code.co_code.hex(), code.co_names, constants))
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            yield from _of_code(value)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from (*code.co_names, *code.co_freevars)
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            yield from _names(value)
-
-
-def _of_globals(code: CodeType, namespace: dict[str, Any]) -> Iterator[str]:
-    """Values that numba compiles in from a module's globals and from the modules it names."""
-    names = dict.fromkeys(_names(code))
-    pending, seen = [namespace], set[int]()
-    while pending:
-        module = pending.pop()
-        seen.add(id(module))
-        for name in names:
-            if (value := module.get(name)) is None:
-                continue
-            yield from getattr(value, "sources", ())
-            if isinstance(value, ModuleType) and id(vars(value)) not in seen:
-                pending.append(vars(value))
-            elif (constant := _constant(value)) is not None:
-                yield f"{name} {constant}"
-
-
-def _constant(value: Any) -> str | None:
-    """Text that identifies what numba compiles in from ``value``; None if nothing."""
-    if isinstance(value, np.ndarray):
-        return repr((value.dtype.descr, value.shape, hashlib.sha256(value.tobytes()).hexdigest()))
-    if isinstance(value, tuple):
-        return f"{type(value).__name__}{getattr(value, '_fields', ())}" + repr(
-            [_constant(item) for item in value]
-        )
-    if isinstance(value, type):
-        if issubclass(value, enum.Enum):
-            return repr([*value])
-        return repr(getattr(value, "_fields", None))
-    if isinstance(value, np.dtype):
-        return repr(value)
-    plain = (bool, int, float, complex, str, bytes, np.generic)
-    return repr(value) if isinstance(value, plain) else None
-
-
-def of_type(kind: Any) -> Any:
+def _of_type(kind: Any) -> Any:
     """A numba type, with the record fields that a named tuple's type name omits."""
-    parts = [of_type(part) for part in getattr(kind, "types", ())]
+    parts = [_of_type(part) for part in getattr(kind, "types", ())]
     return (str(kind), repr(getattr(kind, "fields", None)), parts)

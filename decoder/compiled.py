@@ -38,6 +38,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
+OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy"}
+
+
 def jitted() -> bool:
     """Whether functions are compiled in this process."""
     return numba is not None and not numba.config.DISABLE_JIT
@@ -145,34 +148,28 @@ def opener(kind: type[T]) -> Callable[[Any], T]:
 
         return value_of(opened)
 
-    unpack: Any = intrinsic(lambda _, handle: (opened(handle), generate))
-    unpack.sources = {repr(code_files.of_type(opened)), *code_files.dependencies(opener)}
-    return cast("Callable[[Any], T]", unpack)
+    return cast("Callable[[Any], T]", intrinsic(lambda _, handle: (opened(handle), generate)))
 
 
 def compilable(*functions: Any) -> None:
     """Make functions callable from compiled code; Python still runs them on arrays, uncompiled."""
     if jitted():
         for function in functions:
-            register_jitable(nogil=True, error_model="numpy")(function)
-            function.sources = code_files.dependencies(function)
+            register_jitable(**OPTIONS)(function)
 
 
 def compiled(function: F) -> F:
     """Compile a function when a compiled one first calls it.
 
-    Cached code is reused only if none of its dependencies changed: :mod:`decoder.code_files`.
+    Cached code is reused only if no source that it depends on changed: :mod:`decoder.code_files`.
     """
     if not jitted():
         return function
-    options = {"nogil": True, "error_model": "numpy"}
-    sources = code_files.dependencies(function)
     try:
-        dispatcher = numba.njit(cache=True, **options)(function)
-        code_files.attach(dispatcher, sources)
+        dispatcher = numba.njit(cache=True, **OPTIONS)(function)
+        code_files.attach(dispatcher)
     except RuntimeError:  # no cache folder: every process compiles again
-        dispatcher = numba.njit(**options)(function)
-    dispatcher.sources = sources
+        dispatcher = numba.njit(**OPTIONS)(function)
     return dispatcher  # type: ignore[no-any-return]
 
 

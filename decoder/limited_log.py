@@ -1,4 +1,4 @@
-"""Rate-limited logging: each kind of fault at most once a minute, with the number suppressed."""
+"""Logging: each kind of fault at most once a minute, passwords masked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from decoder.contracts.masking import masked
+
 log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 60.0
@@ -14,7 +16,7 @@ INTERVAL_S: Final = 60.0
 
 
 class LimitedLog:
-    """Logs a message unless the same message was logged within the last minute."""
+    """Logs each message at most once a minute, with the number of those suppressed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,3 +41,14 @@ class LimitedLog:
         note = f" ({suppressed} more since the last line)" if suppressed else ""
         log.log(logging.ERROR if traceback else logging.WARNING, message + "%s", *args, note,
                 exc_info=traceback)  # fmt: skip
+
+
+class TextLines(logging.Formatter):
+    """Lines for people; passwords in addresses are masked."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and the exception if any."""
+        return masked(super().format(record))

@@ -14,7 +14,7 @@ import threading
 import time
 from functools import cache
 from multiprocessing import util
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
@@ -32,12 +32,8 @@ def watch_parent() -> None:
 
     The kernel's own signal (``PR_SET_PDEATHSIG``) arrives when the *thread* that forked ends.
     """
-    util.register_after_fork(_start, _restart)
+    util.register_after_fork(_start, lambda start: start())
     _start()
-
-
-def _restart(start: Any) -> None:
-    start()
 
 
 def _start() -> None:

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,8 @@ from decoder.feed import PolicyFeed
 from decoder.policy.first import first_or_counting
 from decoder.policy.probes import from_bytes
 from decoder.settings import WorkerSettings
-from decoder.telemetry.delivery import DeliveryReport
 from decoder.telemetry.metrics import MetricsPage
-from decoder.telemetry.ring import Ring
+from decoder.telemetry.ring import DeliveryReport, Ring
 from decoder.telemetry.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -100,12 +100,9 @@ class Worker:
 
     def _cost_fields(self) -> dict[str, Any]:
         """Times of steps and of this plugin, and memory of the suffix cache."""
-        counters, cache, controller = (
-            self.router.counters,
-            self.router.cache,
-            self.router.controller,
-        )
-        costs = self.router.costs.table
+        router = self.router
+        counters, cache, controller = router.counters, router.cache, router.controller
+        costs = router.costs.table
         return {
             "setup": costs.setup,
             "step_us": {str(t): round(float(costs.dense[t])) for t in (1, 4, 16, 64)},
@@ -197,9 +194,10 @@ def initial_policy(settings: WorkerSettings, scope: str) -> Policy:
 
 def _variants(settings: WorkerSettings, has_model: bool) -> tuple[str, ...]:
     """The variants in the settings that this engine can run."""
-    if MODEL in settings.variants and not has_model:
-        log.warning("there is no model drafter: the variant %r is left out", MODEL)
-    return tuple(name for name in settings.variants if has_model or name != MODEL)
+    if has_model or MODEL not in settings.variants:
+        return settings.variants
+    log.warning("there is no model drafter: the variant %r is left out", MODEL)
+    return tuple(name for name in settings.variants if name != MODEL)
 
 
 def make_worker(
@@ -220,50 +218,29 @@ def make_worker(
         names: of target and drafter, for telemetry; "" where there is none.
     """
     ring = Ring(settings.queue_size) if settings.telemetry else None
-    worker = _decider(settings, scope, token_classes, has_model, longest, Sink(ring))
+    policy, incarnation = initial_policy(settings, scope), secrets.token_hex(8)
+    router = DraftRouter(
+        SuffixCache(settings), policy, token_classes, Sink(ring),
+        model_len=settings.model_draft_tokens * has_model, longest=longest,
+        guarded=settings.floor,
+    )  # fmt: skip
+    admission = Admission(scope, partial(setattr, router, "policy"), policy)
+    interleaver = Interleaver(
+        _variants(settings, has_model), settings.holdout, admission.held, first_or_counting(scope),
+        incarnation, settings.start == "first",
+    )  # fmt: skip
+    router.costs, router.interleaver = LiveCosts(), interleaver
+    worker = Worker(settings, scope, router, admission, interleaver, incarnation)
     if ring is not None:
-        origin = Origin(scope, settings.name, worker.incarnation, *names)
+        origin = Origin(scope, settings.name, incarnation, *names)
         worker.supervisor = Supervisor(
-            kafka, ring, origin, worker.status, worker.interleaver.rounds, settings.events_per_s
-        )  # fmt: skip
-        worker.feed = PolicyFeed(kafka, scope, worker.admission)
+            kafka, ring, origin, worker.status, interleaver.rounds, settings.events_per_s
+        )
+        worker.feed = PolicyFeed(kafka, scope, admission)
         worker.supervisor.start()
         worker.feed.start()
     if settings.metrics:
         worker.page = MetricsPage(worker.status)
         worker.page.start()
-    version = worker.router.policy.version
-    log.info("hybrid verified decoding: scope %s, policy version %d", scope, version)
+    log.info("hybrid verified decoding: scope %s, policy version %d", scope, policy.version)
     return worker
-
-
-def _decider(
-    settings: WorkerSettings,
-    scope: str,
-    token_classes: NDArray[np.float32],
-    has_model: bool,
-    longest: int,
-    sink: Sink,
-) -> Worker:
-    """A worker without threads: router, admission and interleaver."""
-    policy, incarnation = initial_policy(settings, scope), secrets.token_hex(8)
-
-    def apply(policy: Policy) -> None:
-        router.policy = policy
-
-    admission = Admission(scope, apply, policy)
-    interleaver = Interleaver(
-        _variants(settings, has_model),
-        settings.holdout,
-        admission.held,
-        first_or_counting(scope),
-        incarnation,
-        settings.start == "first",
-    )
-    router = DraftRouter(
-        SuffixCache(settings), policy, token_classes, sink,
-        model_len=settings.model_draft_tokens * has_model, longest=longest,
-        guarded=settings.floor,
-    )  # fmt: skip
-    router.costs, router.interleaver = LiveCosts(), interleaver
-    return Worker(settings, scope, router, admission, interleaver, incarnation)

@@ -11,7 +11,8 @@ from typing import Literal
 
 from decoder.contracts.errors import HvdError
 from decoder.contracts.settings import KafkaSettings
-from decoder.log_lines import JsonLines, TextLines
+from decoder.limited_log import TextLines
+from learner.log_lines import JsonLines
 from learner.settings import LearnerSettings
 
 

@@ -24,7 +24,7 @@ from decoder.contracts.events import Source
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import DRAFTS, LESSONS
-from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
+from decoder.kafka.clients import AWAY, close, open_producer
 from learner import topics
 from learner.__main__ import main
 from learner.ingest.dead_letters import DeadLetters
@@ -101,7 +101,7 @@ class Relay:
     def _send(self, record: Fetched, lessons: Lessons) -> None:
         if self._producer is None:
             self._producer = open_producer(
-                self._kafka, "intake", **ONE_AT_A_TIME, max_request_size=MOST_BYTES,
+                self._kafka, "intake", max_request_size=MOST_BYTES,
                 linger_ms=20, compression_type="zstd", max_block_ms=5_000,
                 delivery_timeout_ms=DELIVERY_MS, request_timeout_ms=DELIVERY_MS // 2,
             )  # fmt: skip

@@ -22,7 +22,7 @@ from decoder.contracts.bundle import LEAP, NUMBERS_A_TERM
 from decoder.contracts.fields import NAME_LENGTH
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import LEASE
-from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, log_error, open_producer
+from decoder.kafka.clients import AWAY, close, log_error, open_producer
 from decoder.kafka.compacted import Compacted
 from decoder.limited_log import LimitedLog
 from learner.background import Background
@@ -192,7 +192,7 @@ class Lease:
         try:
             if self._producer is None:
                 self._producer = open_producer(
-                    self._kafka, "lease", **ONE_AT_A_TIME, bootstrap_timeout_ms=1_000,
+                    self._kafka, "lease", bootstrap_timeout_ms=1_000,
                     max_block_ms=500, delivery_timeout_ms=4_000, request_timeout_ms=2_000,
                 )  # fmt: skip
             under_way = self._producer.send(

@@ -11,11 +11,19 @@ from kafka.errors import MessageSizeTooLargeError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus
 from decoder.contracts.topics import STATUS, Topic
-from decoder.kafka.clients import AWAY, close, open_brief_producer
+from decoder.kafka.clients import AWAY, close, open_producer
 from decoder.limited_log import LimitedLog
 from learner.background import Background
 
 RETRY_SECONDS: Final = 10.0
+BRIEF: Final = {
+    "acks": 1,
+    "bootstrap_timeout_ms": 1_000,
+    "max_block_ms": 200,  # blocking the sender for longer costs more than the record is worth
+    "delivery_timeout_ms": 5_000,
+    "request_timeout_ms": 3_000,
+}
+"""Options of a producer that gives up soon."""
 MOST: Final = 500
 MOST_BYTES: Final = 2**20
 """Records that wait for the broker, and bytes of one: none takes more unless told to."""
@@ -56,7 +64,7 @@ class BriefProducer:
             return
         try:
             if self._producer is None:
-                self._producer = open_brief_producer(self._kafka, self._purpose)
+                self._producer = open_producer(self._kafka, self._purpose, **BRIEF)
             sent = self._producer.send(topic.name, value=value, key=key, headers=headers)
             sent.add_errback(self._lost)
         except MessageSizeTooLargeError:

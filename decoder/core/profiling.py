@@ -5,8 +5,7 @@ the powers of two, then halves, then quarters. If a size would take too much of 
 all larger ones are skipped; serving measures them if they occur.
 
 Other processes start at the same time and disturb the times. A profile is accepted only if it has
-several sizes whose times repeat and grow plausibly. Otherwise profiling continues when the machine
-is idle, and costs have a default shape until then.
+several sizes whose times repeat and grow plausibly. Otherwise costs have a default shape.
 """
 
 from __future__ import annotations
@@ -97,19 +96,14 @@ class Profile:
         self.target = dict[int, list[float]]()  # by tokens
         self.drafter = dict[int, list[float]]()  # by requests
 
-    def take(self, step: Run, draft: Run | None = None, *, seconds: float | None = None) -> bool:
-        """Time steps of all sizes in rounds. Mutates; a later call resumes.
+    def take(self, step: Run, draft: Run | None = None) -> None:
+        """Time steps of all sizes in rounds. Mutates.
 
         Args:
             step: runs that many tokens through the target, and waits for the device.
             draft: drafts for that many requests; None without a model drafter.
-            seconds: after which no further step is timed; None for the whole budget.
-
-        Returns:
-            Whether all sizes within the budget were timed.
         """
-        start, complete = time.perf_counter(), True
-        left = seconds = self._seconds if seconds is None else seconds
+        start, left = time.perf_counter(), self._seconds
         coarse, halves, quarters = self._levels
         every = tuple(sorted((*coarse, *halves, *quarters)))
         rounds = ((1, coarse), (2, coarse), (1, halves), (1, quarters), (2, halves), (2, quarters))
@@ -120,19 +114,17 @@ class Profile:
             for n in sizes:
                 if len(self.target.get(n, ())) >= times:
                     continue
-                left = seconds - (time.perf_counter() - start)
+                left = self._seconds - (time.perf_counter() - start)
                 below = max((size for size in self.target if size <= n), default=0)
                 estimate = min(self.target[below]) * n / below if below else 0.0
                 if n not in self.target and estimate > SHARE * self._seconds:
                     break
                 if self.target and (left <= 0 or (n not in self.target and estimate > left)):
-                    complete = False
                     break
                 _time(step, n, self.target)
         elapsed = time.perf_counter() - start
         known = ", ".join(map(str, sorted(self.target)))
         log.info("profiled steps of %s tokens in %.1f s", known, elapsed)
-        return complete
 
     @property
     def doubt(self) -> str:

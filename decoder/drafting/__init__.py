@@ -1,1 +1,1 @@
-"""Drafters: the suffix cache and the EAGLE3 head. Independent of the policy."""
+"""The suffix cache and its look-ups. Independent of the policy."""

@@ -227,8 +227,8 @@ class Interleaver:
         window = WINDOW_TOKENS / (WARMUP_TOKENS + WINDOW_TOKENS)
         each = self._prefill_us / len(self._finished) * window
         for block in self._finished:
-            block.charge_prefill(each * block.variant.uses_model)
-            self._prefill_us -= each * block.variant.uses_model
+            block.charge_prefill(each * block.variant.policy.use_model)
+            self._prefill_us -= each * block.variant.policy.use_model
         sessions = set[str]().union(*(block.sessions for block in self._finished))
         full = self.number - self._cluster >= MAX_CLUSTER_ROUNDS
         if full or sessions.isdisjoint(self._cluster_sessions):

@@ -31,11 +31,6 @@ class Variant:
     policy: Policy
     draft_source: DraftSource = "worker"
 
-    @property
-    def uses_model(self) -> bool:
-        """Whether it may ask for model drafts."""
-        return self.policy.use_model
-
 
 def _fixed_rule(name: str, threshold: float, source: DraftSource, use_model: bool) -> Variant:
     policy = Policy(

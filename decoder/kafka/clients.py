@@ -32,28 +32,10 @@ LOST: Final[tuple[type[Exception], ...]] = (
 )  # fmt: skip
 """Those of a connection that failed or was lost. The senders and readers of events log them."""
 CONNECT_MS: Final = 2_000
-ONE_AT_A_TIME: Final = {
-    "enable_idempotence": False,
-    "max_in_flight_requests_per_connection": 1,
-}
-"""Options of a producer that keeps its order and survives a refused record. After an error that is
-final for one record, an idempotent producer of kafka-python (3.0.12) sends nothing any more. In
-exchange, readers must tolerate duplicates."""
-BRIEF: Final = {
-    "bootstrap_timeout_ms": 1_000,
-    "max_block_ms": 200,  # blocking the sender for longer costs more than the record is worth
-    "delivery_timeout_ms": 5_000,
-    "request_timeout_ms": 3_000,
-}
-"""Timeouts of a producer of records that may be lost."""
 ANSWER_MS: Final = 20
 """Poll timeout. A reader that received nothing waits outside the client: where a broker answers an
 empty fetch at once instead of holding it, the client fetches again at once, and in a worker that
 thread would hold the interpreter's lock (measured: two thirds of a core)."""
-GLANCE_MS: Final = 2
-"""Poll timeout after an empty poll: enough to send a fetch or to receive an answer. With 0,
-kafka-python (3.0.12) needs several calls for either."""
-
 METADATA_MS: Final = 30_000
 """Maximal age of a client's list of partitions. With Kafka's default of 300,000 ms, a reader misses
 the records of an added partition for five minutes."""
@@ -87,11 +69,8 @@ class Network(KafkaNetClient):  # type: ignore[misc]
 
 
 def open_consumer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
-    """A consumer without a group: it commits nothing and creates no topic.
-
-    Args:
-        purpose: part of the client's name, which the broker sees.
-        options: of kafka-python; they replace the defaults here.
+    """A consumer without a group: it commits nothing and creates no topic. The broker sees its
+    ``purpose``; ``options`` of kafka-python replace the defaults here.
 
     Raises:
         KafkaError, OSError: the broker is unreachable.
@@ -109,14 +88,19 @@ def open_consumer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
 
 
 def open_producer(kafka: KafkaSettings, purpose: str, **options: Any) -> Any:
-    """A producer that waits for all replicas; arguments and errors as :func:`open_consumer`."""
-    defaults = {"acks": "all", "bootstrap_timeout_ms": CONNECT_MS}
+    """A producer that waits for all replicas, keeps its order and survives a refused record;
+    arguments and errors as :func:`open_consumer`.
+
+    After an error that is final for one record, an idempotent producer of kafka-python (3.0.12)
+    sends nothing any more. In exchange, readers must tolerate duplicates.
+    """
+    defaults = {
+        "acks": "all",
+        "enable_idempotence": False,
+        "max_in_flight_requests_per_connection": 1,
+        "bootstrap_timeout_ms": CONNECT_MS,
+    }
     return _open(KafkaProducer, kafka, purpose, defaults | options)
-
-
-def open_brief_producer(kafka: KafkaSettings, purpose: str) -> Any:
-    """A producer of records that may be lost: it gives up soon and never sends twice."""
-    return open_producer(kafka, purpose, acks=1, enable_idempotence=False, **BRIEF)
 
 
 def open_admin(kafka: KafkaSettings, purpose: str, timeout_ms: int) -> Any:
@@ -197,11 +181,7 @@ def offsets(
     **timeout: int,
 ) -> dict[TopicPartition, int]:
     """Offsets of the partitions ``places`` by ``ask``, a consumer's ``beginning_offsets`` or
-    ``end_offsets``.
-
-    Raises:
-        KafkaError, OSError: the broker is unreachable, or a partition has no leader.
-    """
+    ``end_offsets``; raises AWAY where the broker is unreachable or a partition has no leader."""
     try:
         return ask(places, **timeout)
     except KeyError as error:  # the client (3.0.12) raises it for a partition without an answer

@@ -20,12 +20,12 @@ from kafka import TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord, Fetcher
 from kafka.errors import CorruptRecordError, NoError, UnsupportedCodecError
 from kafka.record.default_records import DefaultRecordBatch
-from kafka.record.util import calc_crc32c, decode_varint
+from kafka.record.util import decode_varint
 
 MAX_BYTES: Final = 16 << 20
 """Most bytes of a decompressed batch: several times what clients gather, but no bomb."""
-MAX_HEADERS: Final = 1_000
-"""Most headers of a record; valid ones have five at most."""
+MAX_VARINTS: Final = 2_000
+"""Most numbers of a record, two for each header; valid ones have five headers at most."""
 LATEST_MS: Final = 2**36 * 1_000
 """Latest timestamp, in the year 4147; the earliest is 0. Others are clamped: clients write
 anything, such as microseconds, and dates are bounded."""
@@ -98,36 +98,30 @@ class SoundFetcher(Fetcher):  # type: ignore[misc]
                 at = after
             self.drain()
 
-        def _records_of(self, tp: TopicPartition, batch: bytes) -> Iterator[Any]:
-            (
-                base, _, epoch, magic, crc, attributes, last, first_ms, last_ms, _, _, _, count,
-            ) = _HEADER.unpack_from(batch)  # fmt: skip
-            if magic != 2:
-                raise CorruptRecordError(f"a batch of format {magic}")
-            if calc_crc32c(memoryview(batch)[DefaultRecordBatch.ATTRIBUTES_OFFSET :]) != crc:
+        def _records_of(self, tp: TopicPartition, data: bytes) -> Iterator[Any]:
+            batch = _Batch(data)
+            if batch.magic != 2:
+                raise CorruptRecordError(f"a batch of format {batch.magic}")
+            if not batch.validate_crc():
                 raise CorruptRecordError("its checksum is wrong")
-            if last < 0:
-                raise CorruptRecordError(f"its last offset delta is {last}")
-            self.leader_epoch = epoch
-            if not attributes & DefaultRecordBatch.CONTROL_MASK:
-                data = unpacked(attributes & DefaultRecordBatch.CODEC_MASK, batch[_HEADER.size :])
-                stamped = attributes & DefaultRecordBatch.TIMESTAMP_TYPE_MASK
-                kind, before = int(bool(stamped)), -1
-                for late, delta, key, value, headers, size in _parsed(data, count):
-                    if not before < delta <= last:
-                        raise CorruptRecordError(f"offset {delta} behind {before}, of {last}")
-                    before, offset = delta, base + delta
-                    stamp = min(max(0, last_ms if stamped else first_ms + late), LATEST_MS)
-                    self.records_read += 1
-                    self.bytes_read += size
-                    self.next_fetch_offset = offset + 1
-                    yield ConsumerRecord(
-                        tp.topic, tp.partition, epoch, offset, stamp, kind, key, value, headers,
-                        None, -1 if key is None else len(key), -1 if value is None else len(value),
-                        -1,
-                    )  # fmt: skip
+            self.leader_epoch, last, before = batch.leader_epoch, batch.last_offset, -1
+            if last < batch.base_offset:
+                raise CorruptRecordError(f"its last offset delta is {batch.last_offset_delta}")
+            for record in () if batch.is_control_batch else batch:
+                if not max(before, batch.base_offset - 1) < record.offset <= last:
+                    raise CorruptRecordError(f"offset {record.offset} behind {before}, of {last}")
+                key, value, before = record.key, record.value, record.offset
+                stamp = min(max(0, record.timestamp), LATEST_MS)
+                self.records_read += 1
+                self.bytes_read += record.size_in_bytes
+                self.next_fetch_offset = record.offset + 1
+                yield ConsumerRecord(
+                    tp.topic, tp.partition, batch.leader_epoch, record.offset, stamp,
+                    record.timestamp_type, key, value, record.headers, None,
+                    -1 if key is None else len(key), -1 if value is None else len(value), -1,
+                )  # fmt: skip
             # compaction may have removed the last records
-            self.next_fetch_offset = max(base + last + 1, self.fetch_offset)
+            self.next_fetch_offset = max(last + 1, self.fetch_offset)
 
         def _next(self, data: bytes, at: int, after: int, offset: int) -> int:
             """Offset of the batch after the one at ``at``, by the headers of both, which may be
@@ -149,6 +143,33 @@ def _framed(data: bytes) -> bytes:
         return data
     data = data.ljust(_HEADER.size, b"\0")
     return data[:8] + struct.pack(">i", len(data) - _OVERHEAD) + data[_OVERHEAD:]
+
+
+class _Batch(DefaultRecordBatch):  # type: ignore[misc]
+    """A batch that neither unpacks a bomb nor reads headers without end."""
+
+    _buffer: Any
+    _pos: int
+    _decompressed: bool
+
+    def _maybe_uncompress(self) -> None:
+        if not self._decompressed:
+            self._buffer = bytearray(
+                unpacked(self.compression_type, bytes(self._buffer[self._pos :]))
+            )
+            self._pos, self._decompressed = 0, True
+
+    def _read_msg(self) -> Any:
+        left = MAX_VARINTS
+
+        def limited(data: bytes, at: int) -> tuple[int, int]:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise CorruptRecordError("a record with too many headers")
+            return decode_varint(data, at)  # type: ignore[no-any-return]
+
+        return super()._read_msg(limited)
 
 
 def unpacked(codec: int, data: bytes) -> bytes:
@@ -201,42 +222,3 @@ def _length_varint(block: bytes) -> bytes:
         if byte < 0x80:
             return block[: i + 1]
     raise CorruptRecordError("a snappy block without its length")
-
-
-def _parsed(data: bytes, count: int) -> Iterator[tuple[Any, ...]]:
-    """The ``count`` records of a batch: deltas of time and offset, key, value, headers and size in
-    bytes.
-
-    Raises:
-        CorruptRecordError, IndexError, ValueError: they contradict their lengths.
-    """
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value, at = decode_varint(data, at)
-        return int(value)
-
-    def field() -> bytes | None:
-        nonlocal at
-        size = varint()
-        if size < 0:
-            return None
-        if at + size > len(data):
-            raise CorruptRecordError(f"{size} bytes where {len(data) - at} are left")
-        at += size
-        return data[at - size : at]
-
-    for _ in range(count):
-        size = varint()
-        begin = at
-        at += 1  # attributes, unused by Kafka
-        late, delta, key, value, headers = varint(), varint(), field(), field(), varint()
-        if not 0 <= headers <= MAX_HEADERS:
-            raise CorruptRecordError(f"{headers} headers")
-        pairs = [((field() or b"").decode(), field()) for _ in range(headers)]
-        if at - begin != size:
-            raise CorruptRecordError(f"a record of {size} bytes that has {at - begin}")
-        yield late, delta, key, value, pairs, size
-    if at != len(data):
-        raise CorruptRecordError(f"{len(data) - at} bytes after {count} records")

@@ -22,7 +22,7 @@ import psutil
 
 from decoder.contracts.events import Origin
 from decoder.contracts.settings import KafkaSettings
-from decoder.log_lines import TextLines
+from decoder.limited_log import TextLines
 from decoder.telemetry.exporter import Exporter
 from decoder.telemetry.head_sampling import HeadSampler
 from decoder.telemetry.ring import Ring

@@ -1,9 +1,9 @@
 """Encodes a ring's rows as records and sends them to Kafka, in the exporter process.
 
 One record is in flight at a time. Its row range is published, then it is encoded and sent; once it
-is acknowledged, or refused for good, its rows are settled at once. When an exporter dies before
-that, the next one encodes the same record with the same number, and readers drop the duplicate. All
-records of a life go to one partition, so they are read in order.
+is acknowledged, or refused for good, its rows are settled. When an exporter dies before that, the
+next one sends the same record with the same number, and readers drop the duplicate. All records of
+a life go to one partition, so they are read in order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ RETRY_S: Final = 1.0
 METADATA_S: Final = 2.0
 MAX_ROUNDS: Final = 256
 """Most rounds of trials in flight."""
-
 TOO_LARGE: Final = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
 """Broker errors that a smaller record may avoid."""
 RETRIABLE: Final = ("UNKNOWN_TOPIC_OR_PART", "SASL_AUTHENTICATION_FAILED")
@@ -92,8 +91,8 @@ class Exporter:
             self._status = line
         elif kind == b"R" and len(self._rounds) + self._rounds_flying < MAX_ROUNDS:
             self._rounds.append(line)
-        elif kind == b"R":
-            self.progress.rounds_dropped += 1
+        else:
+            self.progress.rounds_dropped += kind == b"R"
 
     def turn(self) -> None:
         """Send all that is due, and process acknowledgements. Never raises."""
@@ -121,8 +120,6 @@ class Exporter:
             log.error("%d draft events were not sent to Kafka before the worker closed, "
                       "%d may not have been", progress.failed, progress.in_doubt)  # fmt: skip
 
-    # --- records
-
     def _send(self) -> None:
         """Send the record in flight again, or else the next one, if there is any."""
         progress, ring = self.progress, self._ring
@@ -134,8 +131,7 @@ class Exporter:
             self._settle()
             return
         try:
-            batch = ring.batch(rows[self._sampled], self._origin, progress.sequence)
-            value = encode_batch(batch)
+            value = encode_batch(ring.batch(rows[self._sampled], self._origin, progress.sequence))
         except EventRefused as error:
             if not self._halve():
                 self._limited_log.warning("a draft event cannot be encoded: %s", error)
@@ -234,8 +230,6 @@ class Exporter:
         if error is not None:
             self._limited_log.warning("a round of a trial was not sent: %s", error)
         self._ring.write_progress(self.progress)
-
-    # --- the broker
 
     def _connect(self) -> None:
         from confluent_kafka import KafkaException

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from io import BytesIO
 from pathlib import Path
 from typing import Final
 
@@ -22,10 +21,6 @@ INITIAL_BYTES: Final = 1 << 16
 """Initial size of a client's file in bytes; the client doubles it."""
 ENTRY_BYTES: Final = 32
 """Most bytes of an entry, without its key."""
-
-MEMORY_BYTES: Final = 1 << 26
-"""Bytes of a map in memory, allocated as they are written."""
-
 _LIMITED_LOG: Final = LimitedLog()
 
 
@@ -46,30 +41,28 @@ def _reserve(path: Path, size: int) -> bool:
     return True
 
 
+def _file_in_memory() -> str:
+    return f"/proc/self/fd/{os.memfd_create('hvd-metrics')}"
+
+
 class Mapped(mmap_dict.MmapedDict):
-    """The client's dictionary in a file, or in memory once the file cannot grow."""
+    """The client's dictionary in a file, or in a file in memory once that cannot grow."""
 
     def __init__(self, filename: str, read_mode: bool = False) -> None:
-        self._path = Path(filename)
-        self._in_memory = not _reserve(self._path, INITIAL_BYTES)
-        if not self._in_memory:
-            super().__init__(filename, read_mode)  # type: ignore[no-untyped-call]
-            return
-        self._f, self._positions, self._used = BytesIO(), dict[str, int](), 8
-        self._move_to_memory(b"")
+        self._path = filename if _reserve(Path(filename), INITIAL_BYTES) else _file_in_memory()
+        super().__init__(self._path, read_mode)  # type: ignore[no-untyped-call]
 
     def _init_value(self, key: str) -> None:
         size = self._capacity
         while self._used + len(key.encode()) + ENTRY_BYTES > size:
             size *= 2
-        if not self._in_memory and size > self._capacity and not _reserve(self._path, size):
-            self._in_memory = True
-            self._move_to_memory(self._m[: self._used])
+        if size > self._capacity and not _reserve(Path(self._path), size):
+            content, self._path = self._m[:], _file_in_memory()
+            self._f = open(self._path, "r+b")  # noqa: SIM115, PTH123 - as the client keeps it
+            self._f.write(content)
+            self._f.flush()
+            self._m = mmap.mmap(self._f.fileno(), self._capacity)
         super()._init_value(key)  # type: ignore[no-untyped-call]
-
-    def _move_to_memory(self, content: bytes) -> None:
-        self._m, self._capacity = mmap.mmap(-1, MEMORY_BYTES), MEMORY_BYTES
-        self._m[: len(content)] = content
 
 
 def install() -> None:

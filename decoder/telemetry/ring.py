@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from decoder.contracts.errors import EventRefused
 from decoder.contracts.events import EventBatch, Origin
 from decoder.contracts.fields import NUMBERS, ROW, STRINGS
-from decoder.telemetry.delivery import DeliveryProgress
 
 _WIDTH: Final = ROW.itemsize
 
@@ -36,6 +35,46 @@ HEAD, SETTLED, FULL, UNREADABLE, BEAT, TURN = range(6)
 full ring or because no row could be made of them, turns of the exporter, and progress writes."""
 _STRINGS_AT, _BLOCKS_AT = 4096, 4096 + MAX_STRINGS * STRING_BYTES
 _ROWS_AT: Final = _BLOCKS_AT + 2 * BLOCK
+
+
+class DeliveryCounters(msgspec.Struct):
+    """Events of one life (incarnation) by outcome, and rounds of trials. Mutable."""
+
+    sent: int = 0
+    in_doubt: int = 0
+    failed: int = 0
+    dropped: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    rounds_sent: int = 0
+    rounds_dropped: int = 0
+
+    @property
+    def settled(self) -> int:
+        """Events whose outcome is final."""
+        lost = sum(self.dropped.values()) + sum(self.refused.values()) + self.failed
+        return self.sent + self.in_doubt + lost
+
+
+class DeliveryProgress(DeliveryCounters):
+    """The counters, and the position from which another exporter can resume.
+
+    Rows ``settled`` to ``end`` (exclusive) are in flight, as the record with number ``sequence``.
+    Later records have at most ``limit`` events. All go to one ``partition``; -1 where it is not
+    known yet. A restarted exporter encodes the same record again, so readers detect a duplicate.
+    """
+
+    end: int = 0
+    limit: int = 0
+    partition: int = -1
+    sequence: int = 0
+
+
+class DeliveryReport(DeliveryCounters):
+    """The outcomes of all events of a worker's life; its status has them by the same names."""
+
+    made: int = 0
+    waiting: int = 0
+    deaths: int = 0
 
 
 @cache
@@ -72,8 +111,6 @@ class Ring:
     def __len__(self) -> int:
         return int(self.control[HEAD] - self.control[SETTLED])
 
-    # --- writer
-
     def intern(self, text: str) -> int:
         """The interned id of ``text`` in this ring.
 
@@ -88,8 +125,6 @@ class Ring:
             self._interned[code] = encoded
             self._codes[text] = code
         return code
-
-    # --- reader
 
     def slice(self, first: int, end: int) -> NDArray[Any]:
         """A copy of rows ``first`` to ``end`` (exclusive), of dtype :data:`ROW`."""

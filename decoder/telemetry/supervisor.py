@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from pydantic import BaseModel
 
 import decoder
@@ -32,8 +33,14 @@ from decoder.contracts.status import WorkerStatus
 from decoder.contracts.trials import Round
 from decoder.experiment.interleaver import FinishedRound
 from decoder.limited_log import LimitedLog
-from decoder.telemetry.delivery import DeliveryCounters, DeliveryReport
-from decoder.telemetry.ring import BEAT, FULL, HEAD, UNREADABLE, Ring
+from decoder.telemetry.ring import (
+    BEAT,
+    FULL,
+    HEAD,
+    UNREADABLE,
+    DeliveryReport,
+    Ring,
+)
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +70,8 @@ class Supervisor:
         rounds: deque[FinishedRound] | None = None,
         per_second: float = 0.0,
     ) -> None:
-        """Prepare; :meth:`start` begins.
-
-        Args:
-            status: builds the worker's status record, in this thread.
-            rounds: finished rounds, which the engine's thread appends; emptied here.
-            per_second: approximate limit of events sent; 0 for none.
-        """
+        """Prepare. ``status`` builds a status record, in this thread. ``rounds`` are finished ones,
+        which the engine's thread appends; emptied here. ``per_second`` limits events; 0: not."""
         self._ring, self._origin, self._status = ring, origin, status
         self._rounds = deque[FinishedRound]() if rounds is None else rounds
         self._config = json.dumps({
@@ -98,16 +100,14 @@ class Supervisor:
 
     def report(self) -> DeliveryReport:
         """A consistent snapshot of the delivery counters. For any thread."""
-        progress = self._ring.progress()
+        report = msgspec.convert(self._ring.progress(), DeliveryReport, from_attributes=True)
         head, full, unreadable = (int(self._ring.control[at]) for at in (HEAD, FULL, UNREADABLE))
-        waiting = head - progress.settled
+        report.waiting = head - report.settled
         lost = {"queue": full, "unreadable": unreadable}
-        progress.dropped |= {reason: events for reason, events in lost.items() if events}
-        progress.rounds_dropped += self._rounds_lost
-        counters = {name: getattr(progress, name) for name in DeliveryCounters.__struct_fields__}
-        return DeliveryReport(
-            **counters, made=head + full + unreadable, waiting=waiting, deaths=self._deaths
-        )
+        report.dropped |= {reason: events for reason, events in lost.items() if events}
+        report.rounds_dropped += self._rounds_lost
+        report.made, report.deaths = head + full + unreadable, self._deaths
+        return report
 
     def close(self) -> None:
         """Wait for the exporter to send the last events, ``CLOSE_TIMEOUT_S`` at most.
@@ -120,8 +120,6 @@ class Supervisor:
         if report.failed or report.in_doubt:
             log.error("%d draft events were not sent to Kafka before the worker closed, "
                       "%d may not have been", report.failed, report.in_doubt)  # fmt: skip
-
-    # --- the thread
 
     def _run(self) -> None:
         stopping = False
@@ -194,8 +192,6 @@ class Supervisor:
         with contextlib.suppress(OSError):
             return self._channel.send(line) > 0
         return False
-
-    # --- the exporter
 
     def _launch(self) -> None:
         root, given = str(Path(decoder.__file__).parent.parent), os.environ.get("PYTHONPATH")

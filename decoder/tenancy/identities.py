@@ -21,7 +21,6 @@ from typing import Any, Final, Literal
 
 from decoder.contracts.identity import Pseudonyms
 from decoder.settings import WorkerSettings
-from decoder.tenancy import callers
 from decoder.tenancy.key import VARIABLE, key_of
 from decoder.tenancy.shares import ALONE, cache_key
 
@@ -32,6 +31,21 @@ SEAL: Final = "hvd_seal"
 SEAL_DIGITS: Final = 32
 
 Source = Literal["middleware", "client", "shared"]
+
+HEADER: Final = "header:"
+"""Before the name that a gateway gave in the header ``HVD_WORKER_TENANT_HEADER``."""
+KEY: Final = "key:"
+"""Before an API key."""
+NAMED: Final = "/named:"
+"""Between a caller, which is "" if unknown, and the tenant that it claims."""
+
+
+def of_authorization(given: str) -> str:
+    """The caller of an ``Authorization`` header: its bearer key, as vLLM checks it, or the whole
+    value."""
+    scheme, _, key = given.partition(" ")
+    bearer = scheme.lower() == "bearer" and key.strip()
+    return f"{KEY}{key.strip()}" if bearer else f"authorization:{given}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +70,7 @@ class Identity:
 
 
 class Identities:
-    """Creates, seals and verifies identities under one key.
-
-    Attributes:
-        refused: requests with an invalid seal.
-    """
+    """Creates, seals and verifies identities under one key; ``refused`` counts invalid seals."""
 
     def __init__(self, key: bytes | None, source: Source) -> None:
         """With ``key`` None a random key is used: then only this object's own seals are valid."""
@@ -72,23 +82,14 @@ class Identities:
 
     @classmethod
     def load(cls, settings: WorkerSettings) -> Identities:
-        """The identities of a worker.
-
-        Raises:
-            SettingsError: see :func:`decoder.tenancy.key.key_of`.
-        """
+        """The identities of a worker; raises as :func:`decoder.tenancy.key.key_of`."""
         return cls(key_of(settings), settings.tenants)
 
     def make(self, caller: str, salt: str, session: str, request: str, claim: str = "") -> Identity:
-        """The identity of a request.
-
-        Args:
-            caller: as named by the API key or the gateway; "" if unknown.
-            claim: the tenant that the client claims, within the caller; ignored unless the
-                settings trust clients.
-        """
+        """The identity of a request of ``caller``, as named by the API key or the gateway, or "".
+        A client's ``claim`` of a tenant is ignored unless the settings trust clients."""
         if claim and self._source == "client":
-            caller = f"{caller}{callers.NAMED}{claim}"
+            caller = f"{caller}{NAMED}{claim}"
         tenant = self._names.of("tenant", caller)
         return Identity(
             tenant,
@@ -103,11 +104,8 @@ class Identities:
         return {**dict(zip(NAMES, names, strict=True)), SEAL: self._seal(names)}
 
     def of(self, extra_args: Mapping[str, Any] | None, name: str) -> Identity:
-        """The identity of a request with ``extra_args``; never raises.
-
-        Args:
-            name: the engine's id of the request, used where the middleware gave none.
-        """
+        """The identity of a request with ``extra_args``; never raises. ``name`` is the engine's id
+        of the request, used where the middleware gave none."""
         extra = extra_args or {}
         workload = self._names.workload(str(extra.get("hvd_workload", "")))
         if SEAL in extra:

@@ -16,56 +16,58 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoder.contracts.errors import SettingsError
 from decoder.settings import WorkerSettings
-from decoder.tenancy import callers
-from decoder.tenancy.identities import Identities
+from decoder.tenancy.identities import HEADER, KEY, Identities, of_authorization
 
 log = logging.getLogger(__name__)
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
-
 ANSWER_HEADER: Final = b"x-hvd-request"
 """Response header: the request's pseudonym in telemetry."""
-SESSION_HEADER: Final = b"x-hvd-session"
+SESSION_HEADER: Final = "x-hvd-session"
 """Optional request header: the conversation that the request belongs to."""
 WRITING: Final = frozenset({"POST", "PUT", "PATCH"})
-FORMS: Final = (b"multipart/", b"application/x-www-form-urlencoded")
+FORMS: Final = ("multipart/", "application/x-www-form-urlencoded")
 
 
 class TenantMiddleware:
     """Seals each request's identity into its body. One for each API process."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         """Wrap ``app``. With unusable settings, requests pass unsealed."""
         self._app = app
         self._identities: Identities | None = None
-        self._header = b""
+        self._header = ""
         try:
             settings = WorkerSettings.load()
             self._identities = Identities.load(settings)
-            self._header = settings.tenant_header.lower().encode()
+            self._header = settings.tenant_header.lower().encode().decode("latin-1")
         except SettingsError as error:
             log.error("tenants cannot be identified, so requests share nothing: %s", error)
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         identities = self._identities
         if identities is None or scope["type"] != "http" or scope["method"] not in WRITING:
             await self._app(scope, receive, send)
             return
-        headers: Headers = list(scope["headers"])
-        if self._header and len(_all(headers, self._header)) > 1:
-            await _refuse(send, self._header)
+        headers = Headers(raw=[(key.lower(), value) for key, value in scope["headers"]])
+        if self._header and len(headers.getlist(self._header)) > 1:
+            message = (
+                f"The header {self._header} came more than once: let the gateway replace what a "
+                "client sends, and not add to it."
+            )
+            error = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
+            await JSONResponse({"error": error}, 400)(scope, receive, send)
             return
-        name = _first(headers, b"x-request-id") or secrets.token_hex(16)
+        name = _first(headers, "x-request-id") or secrets.token_hex(16)
         caller, session = self._caller(headers), _first(headers, SESSION_HEADER)
         shown = identities.make("", "", "", name).request.encode()
 
@@ -74,7 +76,7 @@ class TenantMiddleware:
                 message = {**message, "headers": [*message["headers"], (ANSWER_HEADER, shown)]}
             await send(message)
 
-        if _first(headers, b"content-type").lower().encode("latin-1").startswith(FORMS):
+        if _first(headers, "content-type").lower().startswith(FORMS):
             await self._app(scope, receive, answer)
             return
 
@@ -82,17 +84,17 @@ class TenantMiddleware:
             return identities.sealed(identities.make(caller, salt, session or named, name, claim))
 
         # Its length is known only once it is rewritten.
-        kept = [(key, value) for key, value in headers if key.lower() != b"content-length"]
+        kept = [(key, value) for key, value in headers.raw if key != b"content-length"]
         await self._app({**scope, "headers": kept}, _rewriting(receive, sealed), answer)
 
     def _caller(self, headers: Headers) -> str:
         """The caller named by the gateway, else by the API key; "" if by neither."""
         if self._header and (named := _first(headers, self._header)):
-            return callers.HEADER + named
-        if given := _first(headers, b"authorization"):  # what vLLM checks goes before all others
-            return callers.of_authorization(given)
-        key = _first(headers, b"x-api-key")
-        return callers.KEY + key if key else ""
+            return HEADER + named
+        if given := _first(headers, "authorization"):  # what vLLM checks goes before all others
+            return of_authorization(given)
+        key = _first(headers, "x-api-key")
+        return KEY + key if key else ""
 
 
 Sealed = Callable[[str, str, str], dict[str, str]]
@@ -144,21 +146,5 @@ def _sealed_body(body: bytes, sealed: Sealed) -> bytes:
         return body  # vLLM parses it by the same function, and reports what is wrong
 
 
-def _all(headers: Headers, name: bytes) -> list[str]:
-    return [value.decode("latin-1").strip() for key, value in headers if key.lower() == name]
-
-
-def _first(headers: Headers, name: bytes) -> str:
-    return next(iter(_all(headers, name)), "")
-
-
-async def _refuse(send: Send, header: bytes) -> None:
-    message = (
-        f"The header {header.decode()} came more than once: let the gateway replace what a client "
-        "sends, and not add to it."
-    )
-    error = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
-    body = json.dumps({"error": error}).encode()
-    kinds = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 400, "headers": kinds})
-    await send({"type": "http.response.body", "body": body})
+def _first(headers: Headers, name: str) -> str:
+    return headers.get(name, "").strip()

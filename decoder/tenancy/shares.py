@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -38,72 +38,55 @@ def owner_of(key: str) -> str:
 
 @dataclass(slots=True)
 class _Owner:
-    name: str
     held: int = 0
     seen: float = 0.0  # seconds of the clock, of its last request
     has_floor: bool = False
-    queued: int = -1  # bytes held when its entry in the heap was made
-    entry: int = 0  # number of that entry; older entries are stale
+    queued: int = -1  # bytes held when it was queued last
 
 
 class Shares:
     """Bytes held by each owner, and who evicts next. Owners that hold nothing are forgotten."""
 
     def __init__(self, budget: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with nothing held.
-
-        Args:
-            budget: bytes for all owners together.
-            clock: monotonic seconds.
-        """
+        """Begin with nothing held; ``budget``: bytes for all owners together."""
         self.budget = budget
         self.floor = budget // 2 // FLOORS
         self.held = 0
         self._clock = clock
-        self._owners: dict[str, _Owner] = {}
+        self._owners: defaultdict[str, _Owner] = defaultdict(_Owner)
         self._floors: OrderedDict[str, _Owner] = OrderedDict()  # longest without a request first
-        self._heap: list[tuple[int, int, str]] = []  # minus excess, entry, name
-        self._entries = 0
+        self._heap: list[tuple[int, str]] = []  # minus excess, at most what it is now; name
 
     def of(self, name: str) -> int:
         """Bytes that ``name`` holds."""
-        owner = self._owners.get(name)
-        return 0 if owner is None else owner.held
+        return self._owners[name].held if name in self._owners else 0
 
     def visit(self, name: str) -> None:
         """Record a request of ``name``, which may get a floor. Mutates."""
-        owner = self._owners.get(name)
-        if owner is None:
-            owner = self._owners[name] = _Owner(name)
+        owner = self._owners[name]
         owner.seen = self._clock()
-        if owner.has_floor:
-            self._floors.move_to_end(name)
-            return
-        if len(self._floors) >= FLOORS:
-            longest = next(iter(self._floors.values()))
-            if owner.seen - longest.seen < IDLE_SECONDS:
+        if len(self._floors) >= FLOORS and not owner.has_floor:
+            idlest, other = next(iter(self._floors.items()))
+            if owner.seen - other.seen < IDLE_SECONDS:
                 return
-            del self._floors[longest.name]
-            longest.has_floor = False
-            self._queue(longest)
-        self._floors[name] = owner
-        owner.has_floor = True
+            del self._floors[idlest]
+            other.has_floor = False
+            self._queue(idlest)
+        self._floors[name], owner.has_floor = owner, True
+        self._floors.move_to_end(name)
 
     def grow(self, name: str, count: int) -> None:
         """Add ``count`` bytes, negative or not, to what ``name`` holds. Mutates."""
-        owner = self._owners.get(name)
-        if owner is None:
-            owner = self._owners[name] = _Owner(name)
+        owner = self._owners[name]
         owner.held += count
         self.held += count
         if owner.held - owner.queued >= COARSE or owner.queued < 0:
-            self._queue(owner)
+            self._queue(name)
 
     def forget(self, name: str) -> None:
         """Remove ``name``, which holds nothing and has no requests. Mutates."""
-        owner = self._owners.pop(name, None)
-        if owner is not None:
-            self.held -= owner.held
+        if name in self._owners:
+            self.held -= self._owners.pop(name).held
             self._floors.pop(name, None)
 
     def evict(self, evict_from: Callable[[str], bool]) -> bool:
@@ -116,36 +99,31 @@ class Shares:
         Returns:
             False if no owner had memory to evict.
         """
-        skipped: list[tuple[int, int, str]] = []
+        skipped = set[str]()
         evicted = False
         while self._heap and not evicted:
-            top = heapq.heappop(self._heap)
-            owner = self._owners.get(top[2])
-            if owner is None or owner.entry != top[1]:
+            excess, name = heapq.heappop(self._heap)
+            if name not in self._owners or name in skipped:
                 continue
-            if -top[0] > self._excess(owner):  # it has shrunk since
-                self._queue(owner)
+            if -excess > self._excess(name):  # it has shrunk since
+                self._queue(name)
                 continue
-            evicted = evict_from(owner.name)
+            evicted = evict_from(name)
             if not evicted:
-                skipped.append(top)
-            elif owner.name in self._owners:
-                self._queue(owner)
-        for entry in skipped:
-            heapq.heappush(self._heap, entry)
+                skipped.add(name)
+            elif name in self._owners:
+                self._queue(name)
+        for name in skipped:
+            self._queue(name)
         return evicted
 
-    def _excess(self, owner: _Owner) -> int:
-        return owner.held - (self.floor if owner.has_floor else 0)
+    def _excess(self, name: str) -> int:
+        owner = self._owners[name]
+        return owner.held - self.floor * owner.has_floor
 
-    def _queue(self, owner: _Owner) -> None:
-        self._entries += 1
-        owner.queued, owner.entry = owner.held, self._entries
-        heapq.heappush(self._heap, (-self._excess(owner), owner.entry, owner.name))
-        if len(self._heap) > 4 * len(self._owners) + 64:
-            self._heap = [e for e in self._heap if self._live(e)]
+    def _queue(self, name: str) -> None:
+        if len(self._heap) > 4 * len(self._owners) + 64:  # most are earlier entries of an owner
+            self._heap = [(-self._excess(each), each) for each in self._owners]
             heapq.heapify(self._heap)
-
-    def _live(self, entry: tuple[int, int, str]) -> bool:
-        owner = self._owners.get(entry[2])
-        return owner is not None and owner.entry == entry[1]
+        heapq.heappush(self._heap, (-self._excess(name), name))
+        self._owners[name].queued = self._owners[name].held

@@ -4,7 +4,7 @@ A challenger is a network in training as it was at some moment. It is judged by 
 would have brought and cost (:func:`learner.evaluation.tune.worth`) beyond the champion's on the
 same drafts: the difference is zero, without noise, where both choose alike. It passes when the
 confidence sequence of its gain lies above the least gain that a swap is worth. The unit is the
-session, as in a trial (``decoder.experiment.effect``): what is special about a session is in all of
+session, as in a trial (``learner.evaluation.effect``): what is special about a session is in all of
 its drafts.
 
 What such an interval insures against ends with the losses that it has seen. A champion that has
@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.bundle import Policy
-from decoder.experiment.effect import FEWEST, Effect, gain_effect
 from learner.evaluation.clusters import Cluster
+from learner.evaluation.effect import FEWEST, Effect, gain_effect
 from learner.evaluation.measured import Costs
 from learner.evaluation.tune import worth
 from learner.training.losses import Floats

@@ -18,7 +18,7 @@ from kafka import TopicPartition
 
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, Topic
-from decoder.kafka.clients import ANSWER_MS, AWAY, GLANCE_MS, close, fetch, offsets, open_consumer
+from decoder.kafka.clients import ANSWER_MS, AWAY, close, fetch, offsets, open_consumer
 from decoder.kafka.codec import Unreadable
 from decoder.limited_log import LimitedLog
 from learner.background import Background
@@ -26,6 +26,9 @@ from learner.ingest.group import Group
 
 log = logging.getLogger(__name__)
 
+GLANCE_MS: Final = 2
+"""Poll timeout after an empty poll: enough to send a fetch or to receive an answer. With 0,
+kafka-python (3.0.12) needs several calls for either."""
 RETRY_SECONDS: Final = 2.0
 PARTITIONS_SECONDS: Final = 30.0
 """How often added partitions are looked for."""

@@ -24,7 +24,7 @@ from pydantic import PlainValidator
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Round
-from decoder.experiment.effect import (
+from learner.evaluation.effect import (
     COST,
     UNKNOWN,
     WALL,
@@ -69,7 +69,7 @@ class Outcome:
 
 @dataclass
 class Table:
-    """Pairs, WIDTH numbers each, as in ``decoder.experiment.effect``: the rounds of a worker's
+    """Pairs, WIDTH numbers each, as in ``learner.evaluation.effect``: the rounds of a worker's
     unit are added up in its row, ``last`` says which that is by worker."""
 
     numbers: Numbers = field(default_factory=lambda: array("d"))

@@ -15,7 +15,7 @@ from decoder.contracts.errors import BrokerError
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.signature import signed
 from decoder.contracts.topics import POLICY, policy_key
-from decoder.kafka.clients import AWAY, ONE_AT_A_TIME, close, open_producer
+from decoder.kafka.clients import AWAY, close, open_producer
 from decoder.limited_log import LimitedLog
 from decoder.policy.probes import to_bytes
 from learner.background import Background
@@ -166,7 +166,6 @@ class PolicyPublisher:
             self._producer = open_producer(
                 self._kafka,
                 "publisher",
-                **ONE_AT_A_TIME,
                 max_request_size=MAX_BUNDLE_BYTES + 4096,
                 max_block_ms=int(ACK_SECONDS * 250),
                 # shorter than what must be left of a lease

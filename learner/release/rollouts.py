@@ -18,9 +18,9 @@ from typing import Final
 from decoder.contracts.bundle import TRIAL, Policy
 from decoder.contracts.errors import ContractError
 from decoder.contracts.trials import decode_round
-from decoder.experiment.effect import UNKNOWN
 from decoder.limited_log import LimitedLog
 from learner.evaluation.contest import TRIED
+from learner.evaluation.effect import UNKNOWN
 from learner.ingest.sequences import Sequences
 from learner.ingest.source import EventSource
 from learner.lease import MARGIN_SECONDS, Lease

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from decoder.contracts.bundle import CHAMPION
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
-from decoder.experiment.effect import COST, effect_of
+from learner.evaluation.effect import COST, effect_of
 from pipelines import machine
 from pipelines.replay.rules import name_of
 from pipelines.watch.ledger import ARMS, Ledger, Phase

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from decoder.engines.reference.engine import ReferenceEngine
+from pipelines.lab.kv_cache import KVCache
 
 
 class PackedLinear(nn.Module):
@@ -32,7 +33,9 @@ class PackedLinear(nn.Module):
 
 
 def pack(engine: ReferenceEngine) -> None:
-    """Pack the linear layers of target and drafter, where this torch can. Mutates."""
+    """Pack the linear layers of target and drafter, where this torch can, and replace the KV cache
+    by one that does not copy. Mutates."""
+    engine.new_cache = KVCache
     for model in (engine.target.model, engine.head):
         if model is not None:
             pack_layers(model)

@@ -21,11 +21,11 @@ from decoder.core.payoff.model_arm import chance_of
 from decoder.core.router import Decision, DraftRouter, RequestOptions
 from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
-from decoder.engines.reference.method import Method
 from decoder.policy.pricing import NOMINAL, CostTable, Floats, cost_shares
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
 from learner.training.rows import Rows, from_batch
+from pipelines.replay.method import Method
 from pipelines.replay.rivals import deciding
 
 UNLIMITED: Final = 1 << 20

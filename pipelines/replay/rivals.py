@@ -20,10 +20,10 @@ from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.errors import EngineError
 from decoder.contracts.features import FEATURES, NUM_FEATURES, FloatArray
 from decoder.core.choice import Chosen, Step, choose
-from decoder.engines.reference.method import Method
 from decoder.policy.loops import Terms, draft_length, share_out, yields_of_places
 from decoder.policy.pricing import token_value
 from pipelines.replay.events import EventLog
+from pipelines.replay.method import Method
 
 NEVER, ALWAYS = inf, 0.0
 """Thresholds of policies that verify no cache draft, and all of them."""

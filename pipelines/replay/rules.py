@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.contracts.bundle import Policy
-from decoder.engines.reference.method import Method
 from pipelines.replay.engine import Simulator, Trace
+from pipelines.replay.method import Method
 from pipelines.replay.rivals import method
 from pipelines.reports import Step
 from pipelines.stats import Spent

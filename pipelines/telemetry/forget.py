@@ -24,7 +24,7 @@ from decoder.contracts.topics import TOPICS
 from decoder.kafka.clients import AWAY, open_admin
 from decoder.kafka.codec import LATEST_MS
 from decoder.settings import WorkerSettings
-from decoder.tenancy.callers import spellings
+from decoder.tenancy.identities import HEADER, KEY, NAMED, of_authorization
 from decoder.tenancy.key import FILE_VARIABLE, VARIABLE, key_of
 from learner.topics import RETENTION, SEGMENT, SEGMENT_MS, settings_of
 from pipelines.telemetry.reading import reading, records, spans
@@ -170,3 +170,16 @@ def _retentions(kafka: KafkaSettings) -> dict[str, float]:
         for name, settings in configs.items()
         if (age := int(settings.get(RETENTION, "-1"))) >= 0
     }
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """Every text that a worker may have hashed for the tenant called ``name``.
+
+    ``name`` itself is included, so that a caller with its claim, or one source of several, can be
+    given exactly.
+    """
+    caller, separator, claim = name.partition(NAMED)
+    # ASGI leaves the encoding of headers open: they are read as Latin-1. A claim is in the body.
+    latin = caller.encode(errors="surrogateescape").decode("latin-1").strip() + separator + claim
+    sources = f"{HEADER}{latin}", f"{KEY}{latin}", of_authorization(latin), f"{NAMED}{name}"
+    return tuple(dict.fromkeys((name, latin, *sources)))

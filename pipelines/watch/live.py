@@ -19,9 +19,9 @@ from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.masking import without_login
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.status import LearnerStatus, WorkerStatus
-from decoder.experiment.effect import FEWEST
 from decoder.limited_log import LimitedLog
 from decoder.policy.first import first_or_counting
+from learner.evaluation.effect import FEWEST
 from learner.page import handler
 from pipelines import machine
 from pipelines.watch.ledger import LEARNED, Ledger, Observer

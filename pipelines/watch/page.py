@@ -18,7 +18,7 @@ import numpy as np
 
 from decoder.contracts.bundle import CHAMPION, FIRST
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX, Round
-from decoder.experiment.effect import WALL, WIDTH, Effect, effect_in, effect_of, pair_of
+from learner.evaluation.effect import WALL, WIDTH, Effect, effect_in, effect_of, pair_of
 from pipelines.watch.ledger import ARMS, Ledger, Phase
 
 POINTS: Final = 80
@@ -84,7 +84,7 @@ def uplifts(
 
     Args:
         at_end: whether the run's length did not depend on the rounds
-            (:func:`decoder.experiment.effect.effect`).
+            (:func:`learner.evaluation.effect.effect`).
     """
     sides = compared(rounds)
     return {

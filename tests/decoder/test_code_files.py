@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import numba
 import pytest
 
-from decoder.code_files import KEPT, CodeFiles, dependencies
+from decoder.code_files import KEPT, CodeFiles, sources
 
 ROOT = Path(__file__).parents[2]
 SUM = """
@@ -239,58 +240,46 @@ def plain(a: float) -> float:
 
 
 def test_a_name_depends_on_all_that_the_code_depends_on(tmp_path: Path) -> None:
-    def name(sources: set[str], kind: object = numba.float64, *rest: object) -> Path:
-        return CodeFiles(tmp_path, plain, sources).path(((kind,), *(rest or ("cpu", "+avx", "b"))))
+    def name(kind: object = numba.float64, *rest: object) -> Path:
+        return CodeFiles(tmp_path, plain).path(((kind,), *(rest or ("cpu", "+avx", "b"))))
 
     tuples = [numba.types.NamedTuple((numba.int64,) * 2, kind) for kind in (Named, Swapped)]
     names = [
-        name({"a"}),
-        name({"b"}),
-        name({"a", "b"}),
-        name({"a"}, numba.float32),
-        name({"a"}, numba.float64, "other", "+avx", "b"),
-        name({"a"}, numba.float64, "cpu", "+avx512f", "b"),
-        name({"a"}, numba.float64, "cpu", "+avx", "c"),
-        *(name({"a"}, kind) for kind in tuples),
-        *(name({"a"}, numba.types.Tuple((kind,))) for kind in tuples),
+        name(),
+        name(numba.float32),
+        name(numba.float64, "other", "+avx", "b"),
+        name(numba.float64, "cpu", "+avx512f", "b"),
+        name(numba.float64, "cpu", "+avx", "c"),
+        *(name(kind) for kind in tuples),
+        *(name(numba.types.Tuple((kind,))) for kind in tuples),
     ]
     assert len(set(names)) == len(names)
-    assert name({"b", "a"}) == name({"a", "b"}), "and on nothing else"
+    assert name() == name(), "and on nothing else"
 
 
-CONSTANTS = ["1", "2", "1.0", "True", "(1, 2)", "(1, 3)", "'text'", "np.float32(1)",
-             "np.arange(3)", "np.arange(2, 5)",
-             "np.dtype([('a', 'i8')])", "np.dtype([('b', 'i8')])",
-             "enum.IntEnum('Kind', 'A B')", "enum.IntEnum('Kind', 'B A')",
-             "typing.NamedTuple('T', [('a', int)])", "typing.NamedTuple('T', [('b', int)])",
-             "types.SimpleNamespace(sources={'callee'})"]  # fmt: skip
-
-
-@pytest.mark.parametrize("where", ["global", "module", "nested", "closure"])
-def test_dependencies_hold_each_constant_that_is_compiled_in(where: str) -> None:
-    sources = {
-        "global": "TAKEN = {}\ndef function(a):\n    return TAKEN",
-        "module": "room = types.ModuleType('room')\nroom.TAKEN = {}\n"
-        "def function(a):\n    return room.TAKEN",
-        "nested": "TAKEN = {}\ndef function(a):\n    return [(lambda: TAKEN)() for _ in a]",
-        "closure": "def outer(TAKEN):\n    def function(a):\n        return TAKEN\n"
-        "    return function\nfunction = outer({})",
-    }
-    found = set()
-    for constant in CONSTANTS:
-        room: dict[str, object] = {}
-        exec(
-            "import enum, types, typing\nimport numpy as np\n" + sources[where].format(constant),
-            room,
-        )
-        found.add(frozenset(dependencies(room["function"])))
-    assert len(found) == len(CONSTANTS)
+def test_sources_are_those_of_all_imported_modules_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    for file, text in (
+        ("__init__", ""), ("a", "from room.b import B"), ("b", "import room.c\nB = 1"),
+        ("c", "C = 2"), ("alone", "import json\ndef f():\n    import room.c"),
+    ):  # fmt: skip
+        (room / f"{file}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("room.a", "room.alone"):
+        importlib.import_module(name)
+    assert len(sources("room.a")) == 3 and len(sources("room.b")) == 2
+    assert len(sources("room.alone")) == 1, "the same whatever else was imported before"
+    assert len(sources("decoder.core.router")) > 20
 
 
 def test_of_one_function_the_newest_files_are_kept(tmp_path: Path) -> None:
+    files = CodeFiles(tmp_path, plain)
     for number in range(KEPT + 3):
-        files = CodeFiles(tmp_path, plain, {str(number)})
-        files.save(((numba.float64,), "cpu", "", ""), number)
-        os.utime(files.path(((numba.float64,), "cpu", "", "")), (number, number))
+        key = (numba.float64,), "cpu", "", str(number)
+        files.save(key, number)
+        os.utime(files.path(key), (number, number))
     assert len([*tmp_path.iterdir()]) == KEPT
-    assert files.load(((numba.float64,), "cpu", "", "")) == KEPT + 2
+    assert files.load(key) == KEPT + 2

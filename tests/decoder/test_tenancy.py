@@ -13,11 +13,11 @@ import pytest
 from decoder.contracts.errors import SettingsError
 from decoder.contracts.identity import Pseudonyms
 from decoder.settings import WorkerSettings
-from decoder.tenancy.callers import spellings
 from decoder.tenancy.identities import NAMES, SEAL, Identities, Identity
 from decoder.tenancy.key import FILE_VARIABLE, VARIABLE, ensure_key, key_of
 from decoder.tenancy.middleware import TenantMiddleware
 from decoder.tenancy.shares import ALONE, owner_of
+from pipelines.telemetry.forget import spellings
 
 KEY = "0123456789abcdef0123456789abcdef"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hé \ud800 \U0001f600"}]}

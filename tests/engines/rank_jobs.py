@@ -20,8 +20,7 @@ from torch import distributed
 
 from decoder.contracts.errors import EngineError
 from decoder.engines.vllm import consistency
-from decoder.engines.vllm.plan import INLINE, Plan
-from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.ranks import Plan, Ranks
 
 ROWS = 8
 PATIENCE_S = 5.0
@@ -29,7 +28,7 @@ PATIENCE_S = 5.0
 
 def random_plan(rng: np.random.Generator, rows: int) -> Plan:
     """Short drafts, long ones, model drafts and none."""
-    lengths = rng.choice([0, 0, 1, 5, INLINE // 2, INLINE], size=rows)
+    lengths = rng.choice([0, 0, 1, 5, 128, 256], size=rows)
     drafts = [rng.integers(0, 150_000, size=n).tolist() for n in lengths]
     limits = [int(rng.integers(0, 9)) if not row else 0 for row in drafts]
     return Plan(drafts, limits, int(rng.integers(0, 9)))
@@ -139,7 +138,7 @@ def main(rank: str, size: str, folder: str) -> None:
     )
     result = {}
     for job in JOBS:
-        result[job.__name__] = job(Ranks(int(rank), int(size), distributed.group.WORLD, ROWS))
+        result[job.__name__] = job(Ranks(int(rank), int(size), distributed.group.WORLD))
         Path(folder, f"{rank}.json").write_text(json.dumps(result))
 
 

@@ -10,14 +10,13 @@ from pipelines.workloads import prompts
 
 @pytest.mark.long
 def test_every_method_is_lossless_on_the_embedded_model() -> None:
-    from decoder.engines.reference.engine import ReferenceEngine
-    from decoder.engines.reference.session import Session
     from pipelines.embedded import DRAFTER
     from pipelines.lab.drafter.chains import record
+    from pipelines.lab.reference import load_engine
     from pipelines.replay.rivals import METHODS, deciding, method
     from tests.engines.tiny import learned_policy
 
-    engine = ReferenceEngine.load(ensure_model(), DRAFTER)
+    engine = load_engine(ensure_model(), DRAFTER)
     assert engine.head and engine.stop_ids and engine.max_model_len == 8192
     asked = [next(iter(prompts(kind))) for kind in ("code", "chat")]
     texts = [
@@ -26,7 +25,7 @@ def test_every_method_is_lossless_on_the_embedded_model() -> None:
         )
         for p in asked
     ]
-    plain = Session(engine, method("greedy"))
+    plain = method("greedy").session(engine)
     expected = [plain.generate(ids, 32).tokens for ids in texts]
     recorded = [record(engine, ids, out) for ids, out in zip(texts, expected, strict=True)]
     cycles: dict[str, int] = {}
@@ -35,7 +34,7 @@ def test_every_method_is_lossless_on_the_embedded_model() -> None:
             continue
         policy = learned_policy() if name.startswith("hybrid") else None
         chosen = method(name, policy=policy)
-        session = Session(engine, chosen, None, False, *deciding(chosen))
+        session = chosen.session(engine, None, False, *deciding(chosen))
         for ids, out, accepted in zip(texts, expected, recorded, strict=True):
             made = session.generate(ids, 32)
             assert made.tokens == out, name

@@ -12,16 +12,16 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from decoder.contracts.errors import EngineError, ModelError
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.generation import Sampling
-from decoder.engines.reference.session import Session
+from decoder.engines.reference.session import Sampling
 from pipelines.lab.drafter.save import save_head
+from pipelines.lab.reference import load_engine
 from pipelines.replay.rivals import method
 from tests.engines.tiny import tiny_engine, tiny_head, tiny_prompt, tiny_target
 
 
 def test_invalid_requests_are_refused_with_a_reason() -> None:
     engine = tiny_engine(0, max_model_len=40)
-    session = Session(engine, method("suffix"))
+    session = method("suffix").session(engine)
     with pytest.raises(EngineError, match="prompt of 0 tokens"):
         session.generate([], 4)
     with pytest.raises(EngineError, match="do not fit the context of 40"):
@@ -36,12 +36,12 @@ def test_invalid_requests_are_refused_with_a_reason() -> None:
         method("hybrid")
     engine.head = None
     with pytest.raises(EngineError, match="load a drafter"):
-        Session(engine, method("eagle3"))
+        method("eagle3").session(engine)
 
 
 def test_missing_models_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no target model can be read from .*absent"):
-        ReferenceEngine.load(tmp_path / "absent")
+        load_engine(tmp_path / "absent")
 
 
 def test_a_checkpoint_directory_is_loaded_with_its_ends_of_text(tmp_path: Path) -> None:
@@ -54,17 +54,17 @@ def test_a_checkpoint_directory_is_loaded_with_its_ends_of_text(tmp_path: Path) 
         tmp_path / "target"
     )
     save_head(tiny_head(2), tmp_path / "head", torch.float32)
-    engine = ReferenceEngine.load(tmp_path / "target", tmp_path / "head", max_model_len=99)
+    engine = load_engine(tmp_path / "target", tmp_path / "head", max_model_len=99)
     assert engine.stop_ids == {3, 4, 8}
     assert engine.max_model_len == 99
     assert engine.token_classes.shape[0] == 12 and engine.token_classes[11].any()
-    made = Session(engine, method("eagle3")).generate(tiny_prompt(2), 40)
-    plain = Session(engine, method("greedy"))
+    made = method("eagle3").session(engine).generate(tiny_prompt(2), 40)
+    plain = method("greedy").session(engine)
     free = plain.generate(tiny_prompt(2), 40, stop_ids=frozenset()).tokens
     ends = [i for i, token in enumerate(free) if token in engine.stop_ids]
     assert made.tokens == free[: ends[0] + 1]
     with pytest.raises(ModelError, match="cannot be fetched"):
-        ReferenceEngine.load(tmp_path / "target", tmp_path / "absent")
+        load_engine(tmp_path / "target", tmp_path / "absent")
 
 
 def test_a_target_without_rollback_is_refused() -> None:

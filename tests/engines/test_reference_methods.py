@@ -12,11 +12,10 @@ from decoder.contracts.bundle import OUTPUTS, Policy
 from decoder.contracts.errors import EngineError
 from decoder.contracts.features import NUM_FEATURES
 from decoder.core.costs import LiveCosts
-from decoder.engines.reference.generation import Generation, Sampling
-from decoder.engines.reference.method import Method
-from decoder.engines.reference.session import Session
+from decoder.engines.reference.session import Generation, Sampling
 from decoder.experiment.interleaver import Interleaver
 from decoder.policy.pricing import CostTable
+from pipelines.replay.method import Method
 from pipelines.replay.rivals import METHODS, method
 from tests.engines.tiny import (
     Family,
@@ -73,7 +72,7 @@ def runs() -> dict[str, list[Generation]]:
     """A few requests of each method, one after the other in one session."""
     engine = tiny_engine(2)
     prompts = [tiny_prompt(seed) for seed in PROMPTS]
-    known = [Session(engine, method("greedy")).generate(p, TOKENS).tokens for p in prompts]
+    known = [method("greedy").session(engine).generate(p, TOKENS).tokens for p in prompts]
     made: dict[str, list[Generation]] = {}
     for m in all_methods():
         session, _ = session_of(engine, m)
@@ -139,12 +138,12 @@ def test_a_request_ends_at_its_first_stop_id_at_its_limit_and_with_the_context(m
 
 def test_a_drafter_that_is_always_rejected_changes_no_output() -> None:
     engine, prompt = tiny_engine(3), tiny_prompt(3)
-    expected = Session(engine, method("greedy")).generate(prompt, 40).tokens
+    expected = method("greedy").session(engine).generate(prompt, 40).tokens
     unused = sorted(set(range(12)) - set(expected))
     assert engine.head is not None
     with torch.no_grad():
         engine.head.set_vocabulary(torch.tensor((unused * 8)[:8]).sort().values)
-    made = Session(engine, method("eagle3")).generate(prompt, 40)
+    made = method("eagle3").session(engine).generate(prompt, 40)
     assert made.tokens == expected
     assert sum(c.accepted for c in made.cycles) == 0
     assert all(c.arm == "model" for c in made.cycles[:-1])
@@ -155,7 +154,7 @@ def test_later_requests_draft_from_earlier_outputs_of_their_own_tenant_only() ->
     prompt = [5, 0, 9, 1]
 
     def cycles(tenants: tuple[str, str]) -> int:
-        session = Session(engine, method("suffix"))
+        session = method("suffix").session(engine)
         for tenant in tenants:
             made = session.generate(prompt, 40, tenant=tenant)
         return len(made.cycles)
@@ -174,10 +173,10 @@ def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: boo
     table = CostTable("dear", (1, 101), (1.0, 11.0), draft_us=0.2)
     engine, served = tiny_engine(2), Method("served", policy, model)
     fixed, log = session_of(engine, served, costs=LiveCosts(table, live=False))
-    live = Session(engine, served, costs=LiveCosts(table), guarded=True)
+    live = served.session(engine, costs=LiveCosts(table), guarded=True)
     for seed in range(2):
         prompt = tiny_prompt(seed)
-        expected = Session(engine, method("greedy")).generate(prompt, 60).tokens
+        expected = method("greedy").session(engine).generate(prompt, 60).tokens
         assert live.generate(prompt, 60).tokens == expected
         assert fixed.generate(prompt, 60).tokens == expected
     assert any(e.arm == "cache" and e.verified_len < e.draft_len for e in log.every)
@@ -186,4 +185,4 @@ def test_a_rate_policy_under_live_costs_and_the_floor_is_lossless_too(model: boo
 
 def test_a_method_with_a_rule_is_refused_without_it() -> None:
     with pytest.raises(EngineError, match="pass it"):
-        Session(tiny_engine(0), method("buckets"))
+        method("buckets").session(tiny_engine(0))

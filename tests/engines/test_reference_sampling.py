@@ -16,11 +16,10 @@ import torch
 
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.generation import Sampling
-from decoder.engines.reference.method import Method
-from decoder.engines.reference.session import Session
+from decoder.engines.reference.session import Sampling
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE
+from pipelines.replay.method import Method
 from pipelines.replay.rivals import METHODS, method
 from tests.engines.tiny import labelling, learned_policy, session_of, tiny_head, tiny_target
 
@@ -137,7 +136,7 @@ def test_committed_tokens_have_the_targets_distribution(name: str) -> None:
 
 def test_the_test_detects_a_slightly_wrong_target() -> None:
     """Power: the same number of draws at a temperature a third lower is refused."""
-    session = Session(engine(), method("greedy"))
+    session = method("greedy").session(engine())
     counts = Counter(
         tuple(session.generate(PROMPT, LENGTH, sampling=Sampling(0.65 * TEMPERATURE, i)).tokens)
         for i in range(DRAWS)
@@ -151,7 +150,7 @@ def labels(threshold: float, seed: int, kind: str) -> Counter[tuple[int, int, in
     Nothing of earlier requests is kept, so the draft follows from the first token alone; the
     prompt ends in what the target likes to say, so that drafts come true now and then.
     """
-    prompt = [*PROMPT, *Session(engine(), method("greedy")).generate(PROMPT, 24).tokens]
+    prompt = [*PROMPT, *method("greedy").session(engine()).generate(PROMPT, 24).tokens]
     counts: Counter[tuple[int, int, int]] = Counter()
     session, log = session_of(engine(), labelling(threshold, model=False))
     for i in range(DRAWS):

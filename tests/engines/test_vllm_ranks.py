@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoder.engines.vllm.plan import Plan
-from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.ranks import Plan, Ranks
 from pipelines.machine import free_port
 from tests.engines.plugged import real
 from tests.engines.rank_jobs import ROWS

@@ -102,7 +102,7 @@ def test_a_following_rank_trims_each_step_like_rank_0(method: str, queue: int) -
     go on where they were."""
     e = engine(method, queue, tokens=16, blocks=60)
     sent: list[Any] = []
-    leads, follows = Ranks(0, 2, most_rows=4), Ranks(1, 2, most_rows=4)
+    leads, follows = Ranks(0, 2), Ranks(1, 2)
     leads._broadcast = lambda tensor: sent.append(tensor.clone())  # type: ignore[method-assign]
     follows._broadcast = lambda tensor: tensor.copy_(sent.pop(0))  # type: ignore[method-assign]
     e.adapter.ranks = leads
@@ -160,7 +160,7 @@ def test_a_failing_drafter_ends_the_process_of_one_of_several_ranks(
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
     runner, drafter = (c.__new__(c) for c in (HybridRunner, HybridSpeculator))
-    runner.adapter = Adapter(None, 8, has_model=True, ranks=Ranks(1, 2, most_rows=4))
+    runner.adapter = Adapter(None, 8, has_model=True, ranks=Ranks(1, 2))
     drafter.chooser, drafter._longest, drafter.num_speculative_steps = runner, 8, 4
     with caplog.at_level("CRITICAL", "decoder"), pytest.raises(SystemExit):
         drafter.propose(Broken(), *[None] * 10)

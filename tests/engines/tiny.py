@@ -14,11 +14,11 @@ from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
 from decoder.core.choice import choose
 from decoder.core.costs import LiveCosts
-from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.method import Method
 from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
+from pipelines.lab.drafter.head import Eagle3Head, HeadConfig
+from pipelines.replay.method import Method
 from pipelines.replay.rivals import METHODS, method
 from tests.events import KeepingLog
 
@@ -107,7 +107,7 @@ def session_of(
     """A session and the log of its events."""
     rule = m.rule() if m.rule is not None else None
     log = KeepingLog(rule.update if rule is not None else None)
-    return Session(engine, m, costs, guarded, log, rule or choose), log
+    return m.session(engine, costs, guarded, log, rule or choose), log
 
 
 def labelling(threshold: float, model: bool, **changes: Any) -> Method:

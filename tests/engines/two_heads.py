@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from decoder.drafting.eagle3 import Eagle3Head, HeadConfig
+from pipelines.lab.drafter.head import Eagle3Head, HeadConfig
 from pipelines.lab.drafter.save import save_head
 
 VOCABULARY = 96

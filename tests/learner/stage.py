@@ -14,7 +14,7 @@ from kafka import KafkaProducer
 from decoder.contracts.bundle import CHAMPION, TRIAL, Policy
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import POLICY, TRIALS, policy_key
-from decoder.experiment.effect import WIDTH
+from learner.evaluation.effect import WIDTH
 from learner.loop import Learner
 from learner.release.published import Published
 from learner.release.registrar import Registrar

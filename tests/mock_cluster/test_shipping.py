@@ -10,9 +10,8 @@ from confluent_kafka import Consumer, TopicPartition
 from decoder.contracts.events import EventBatch, decode_batch
 from decoder.contracts.status import WorkerStatus
 from decoder.contracts.topics import DRAFTS, STATUS
-from decoder.telemetry.delivery import DeliveryReport
 from decoder.telemetry.exporter import BATCH, Exporter
-from decoder.telemetry.ring import HEAD, Ring
+from decoder.telemetry.ring import HEAD, DeliveryReport, Ring
 from tests.contracts.test_events import EVENT, ORIGIN, PLAIN
 from tests.decoder.telemetry.broker import batches, consumed
 from tests.decoder.telemetry.telling import put, ring_of

@@ -19,14 +19,8 @@ from decoder.drafting.drafts import common_prefix
 
 
 def accept_greedy(draft: Sequence[int], choices: Sequence[int]) -> tuple[int, int]:
-    """Accept as long as the draft equals the target's greedy choices.
-
-    Args:
-        choices: the target's most probable token after the prefix, then after each drafted one.
-
-    Returns:
-        tokens accepted, and the bonus.
-    """
+    """Tokens accepted, and the bonus, by the target's most probable token after the prefix, then
+    after each drafted one."""
     accepted = common_prefix(draft, choices)
     return accepted, choices[accepted]
 
@@ -34,16 +28,9 @@ def accept_greedy(draft: Sequence[int], choices: Sequence[int]) -> tuple[int, in
 def accept_sampled(
     draft: Sequence[int], probabilities: Tensor, generator: torch.Generator
 ) -> tuple[int, int]:
-    """Rejection sampling along the draft.
-
-    Args:
-        probabilities: float64 (1 + drafted, vocabulary) on the CPU, the target's distribution after
-            the prefix, then after each drafted token. The row of a rejected token is mutated.
-        generator: on the CPU; advanced.
-
-    Returns:
-        tokens accepted, and the bonus.
-    """
+    """Tokens accepted, and the bonus, by ``probabilities``, float64 (1 + drafted, vocabulary) on
+    the CPU: the target's distribution after the prefix, then after each drafted token. Mutates the
+    row of a rejected token, and ``generator``."""
     accepted = len(draft)
     for at, token in enumerate(draft):
         chance = torch.rand((), generator=generator, dtype=torch.float64)

@@ -2,30 +2,27 @@
 
 ::
 
-    engine = ReferenceEngine.load("model", "drafter")
-    session = Session(engine, Method("frequency", frequency_policy("", 4.0)))
-    generation = session.generate(prompt_ids, max_tokens=128)
+    engine = load_engine("model", "drafter")  # of pipelines.lab.reference
+    cache, policy = SuffixCache(engine.settings), frequency_policy("", 4.0)
+    router = DraftRouter(cache, policy, engine.token_classes, Sink(None), model_len=4)
+    generation = Session(engine, router, draft_tokens=4).generate(prompt_ids, max_tokens=128)
 
-Every method runs through the same :class:`~decoder.core.router.DraftRouter` as in vLLM, so its
-decisions, labels and events are those of production. A cycle is: choose, draft, verify, accept,
-observe.
+The :class:`~decoder.core.router.DraftRouter` is that of vLLM, so decisions, labels and events are
+those of production.
 """
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import DynamicCache
 
-from decoder.contracts.errors import ModelError
 from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.payoff.token_classes import token_classes_of
-from decoder.drafting.eagle3 import Eagle3Head, load_head
-from decoder.engines.reference.drafter import Drafter
-from decoder.engines.reference.method import Method
 from decoder.engines.reference.target import Target
 from decoder.settings import WorkerSettings
 
@@ -36,7 +33,7 @@ class ReferenceEngine:
     def __init__(
         self,
         model: Any,
-        head: Eagle3Head | None = None,
+        head: Any = None,
         *,
         tokenizer: Any = None,
         stop_ids: frozenset[int] = frozenset(),
@@ -45,6 +42,8 @@ class ReferenceEngine:
     ) -> None:
         self.target = Target(model, head.config.aux_layers if head else ())
         self.head = head.to(self.target.device, model.dtype) if head else None
+        self.new_cache: Callable[[], Any] = DynamicCache
+        """Makes a request's KV cache."""
         self.tokenizer = tokenizer
         self.stop_ids = stop_ids
         self.max_model_len = max_model_len or int(model.config.max_position_embeddings)
@@ -54,82 +53,12 @@ class ReferenceEngine:
         if tokenizer is not None:
             self.token_classes = token_classes_of(tokenizer, vocabulary)
 
-    @classmethod
-    def load(
-        cls,
-        model: str | Path,
-        drafter: str | Path | None = None,
-        *,
-        dtype: str = "float32",
-        device: str = "cpu",
-        settings: WorkerSettings | None = None,
-        max_model_len: int | None = None,
-    ) -> ReferenceEngine:
-        """Load a target and, if named, its EAGLE3 head: directories or hub names.
-
-        Args:
-            dtype: name of a torch dtype.
-
-        Raises:
-            ModelError: a model is missing, or the head does not fit the target.
-        """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
-        try:
-            target = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
-            tokenizer = AutoTokenizer.from_pretrained(model)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"no target model can be read from {model}: {error}") from error
-        target = target.to(device)
-        head = None
-        if drafter is not None:
-            head = load_head(
-                _local(drafter),
-                hidden_size=target.config.hidden_size,
-                vocab_size=target.config.vocab_size,
-                layers=target.config.num_hidden_layers,
-            )
-        return cls(
-            target,
-            head,
-            tokenizer=tokenizer,
-            stop_ids=_stop_ids(target, tokenizer),
-            max_model_len=max_model_len,
-            settings=settings,
-        )
-
-    def drafter(self, method: Method) -> Drafter | None:
-        """The model drafter of a new request; None without a model arm."""
-        if not method.model or self.head is None:
-            return None
-        return Drafter(self.head, self.target.embedding, method.longest(self.settings))
+    def drafter(self, length: int) -> Any:
+        """The model drafter of a new request, for chains of ``length`` tokens; None for 0."""
+        return self.head.drafter(self.target.embedding, length) if length and self.head else None
 
     def clock(self) -> float:
         """Seconds, after all work queued on the device is done."""
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return time.perf_counter()
-
-
-def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """End-of-text tokens of the model's generation config and of its tokenizer, as in vLLM."""
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    ids = configured if isinstance(configured, list) else [configured]
-    return frozenset(int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None)
-
-
-def _local(name: str | Path) -> Path:
-    """The directory of a checkpoint; a hub name is downloaded."""
-    if Path(name).is_dir():
-        return Path(name)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(str(name)))
-    except (OSError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise ModelError(
-            f"drafter {name} is no directory and cannot be fetched from the hub: {error}"
-        ) from error

@@ -1,52 +1,71 @@
-"""Sessions of the reference engine: one method, request after request.
+"""The decoding loop of the reference engine: a session runs request after request.
 
 A cycle is: choose, draft, verify, accept, observe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 
 from decoder.contracts.errors import EngineError
-from decoder.core.choice import Chosen, choose
-from decoder.core.costs import LiveCosts
-from decoder.core.events import Sink
+from decoder.contracts.events import Arm
 from decoder.core.requests import Decision, RequestOptions, StepReport
-from decoder.drafting.suffix import SuffixCache
+from decoder.core.router import DraftRouter
 from decoder.engines.reference.acceptance import accept_greedy, accept_sampled, distribution
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.generation import CycleRecord, Generation, Sampling
-from decoder.engines.reference.kv_cache import KVCache
-from decoder.engines.reference.method import Method
 from decoder.engines.reference.target import Read
 
 
-class Session:
-    """One method with its suffix cache, which keeps outputs for later requests.
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling at ``temperature`` > 0 from the full distribution; a ``seed`` fixes the output."""
 
-    ``router.policy`` may be replaced at any time, as in a serving worker. Events go to ``sink``.
+    temperature: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise EngineError("temperature must be above 0: leave sampling out for greedy.")
+
+
+@dataclass(frozen=True, slots=True)
+class CycleRecord:
+    """One decoding cycle; lengths in tokens, time in microseconds."""
+
+    arm: Arm
+    position: int  # output tokens committed before the cycle
+    verified: int  # draft tokens verified
+    accepted: int  # draft tokens committed
+    us: float  # time to propose, decide, draft, run the target, and accept
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One finished request. The first token comes with the prefill and belongs to no cycle."""
+
+    tokens: list[int]
+    cycles: list[CycleRecord]
+    finish: Literal["stop", "length"]
+    decode_us: float
+    """From the end of the prefill to the last token."""
+
+
+class Session:
+    """Decodes requests by a router, whose suffix cache keeps outputs for later requests.
+
+    ``router.policy`` may be replaced at any time, as in a serving worker.
     """
 
-    def __init__(
-        self,
-        engine: ReferenceEngine,
-        method: Method,
-        costs: LiveCosts | None = None,
-        guarded: bool = False,
-        sink: Sink | None = None,
-        choice: Callable[..., Chosen] = choose,
-    ) -> None:
-        if method.model and engine.head is None:
-            raise EngineError(f"method {method.name!r} drafts with a model: load a drafter.")
-        self.engine, self.method = engine, method
-        self.cache = SuffixCache(method.drafting(engine.settings)) if method.cache else None
-        self.router = method.router(
-            engine.settings, self.cache, engine.token_classes, costs, guarded, sink, choice
-        )
+    def __init__(self, engine: ReferenceEngine, router: DraftRouter, draft_tokens: int = 0) -> None:
+        """``draft_tokens``: longest model draft, as the router has it; 0 without a model arm."""
+        if draft_tokens and engine.head is None:
+            raise EngineError("this method drafts with a model: load a drafter.")
+        self.engine, self.router, self.draft_tokens = engine, router, draft_tokens
         self._requests = 0
 
     def generate(
@@ -111,11 +130,11 @@ class _Request:
         self.output: list[int] = []
         self.cycles: list[CycleRecord] = []
         self.finish: Literal["stop", "length"] | None = None
-        self._session, self._engine = session, session.engine
+        self._router, self._engine = session.router, session.engine
         self._sampling = sampling
         self._generator = torch.Generator().manual_seed(sampling.seed if sampling else 0)
-        self._cache = KVCache()
-        self._drafter = self._engine.drafter(session.method) if options.speculate else None
+        self._cache = self._engine.new_cache()
+        self._drafter = self._engine.drafter(session.draft_tokens * options.speculate)
 
     @torch.inference_mode()
     def run(self) -> Generation:
@@ -129,7 +148,7 @@ class _Request:
 
     def prefill(self) -> None:
         """Read the prompt and commit the first token."""
-        read = self._engine.target.prefill(self.prompt, self._cache)
+        read = self._engine.target.run(self.prompt, self._cache, last=True)
         _, first = self._accept([], read)
         if self._drafter is not None and read.aux is not None:
             self._drafter.follow([*self.prompt[1:], first], read.aux)
@@ -139,35 +158,27 @@ class _Request:
     def cycle(self) -> None:
         """Choose, draft, verify, accept, observe."""
         began = self._engine.clock()
-        router, report = self._session.router, self._report
-        decision = router.choose(report)[0]
+        decision = self._router.choose(self._report)[0]
         draft = self._draft(decision)
         model_tokens = len(draft) if decision.arm == "model" else 0
-        router.drafted(report, [len(draft)], model_tokens)
-        position, committed = len(self.output), self._cache.length
-        read = self._engine.target.verify(self.output[-1], draft, self._cache)
+        self._router.drafted(self._report, [len(draft)], model_tokens)
+        read = self._engine.target.run([self.output[-1], *draft], self._cache)
         accepted, bonus = self._accept(draft, read)
         tokens = [*draft[:accepted], bonus]
-        self._cache.keep(committed + len(tokens))
+        self._cache.crop(accepted - len(draft))  # negative: so many tokens are removed
         if self._drafter is not None and read.aux is not None:
             self._drafter.follow(tokens, read.aux[: len(tokens)])
-        ended = self._engine.clock()
+        position, ended = len(self.output), self._engine.clock()
         self._commit(tokens, len(draft), 1 + len(draft))
-        self.cycles.append(
-            CycleRecord(
-                arm=decision.arm if len(draft) else "none",
-                position=position,
-                verified=len(draft),
-                accepted=min(accepted, len(self.output) - position),
-                us=(ended - began) * 1e6,
-            )
-        )
+        arm, kept = decision.arm if draft else "none", min(accepted, len(self.output) - position)
+        us = (ended - began) * 1e6
+        self.cycles.append(CycleRecord(arm, position, len(draft), kept, us))
 
     def _draft(self, decision: Decision) -> list[int]:
         if decision.arm == "cache":
             return list(decision.tokens)
         if decision.arm == "model" and self._drafter is not None and decision.room > 0:
-            return self._drafter.draft(decision.room)
+            return list[int](self._drafter.draft(decision.room))
         return []
 
     def _accept(self, draft: list[int], read: Read) -> tuple[int, int]:
@@ -179,9 +190,8 @@ class _Request:
     def _commit(self, tokens: list[int], verified: int, step_tokens: int) -> None:
         """Report to the router, and append the tokens up to the request's end."""
         length = len(self.prompt) + len(self.output) + len(tokens)
-        router = self._session.router
-        self._report = router.report([self.name], [tokens], verified, length, step_tokens)
-        router.observe(self._report)
+        self._report = self._router.report([self.name], [tokens], verified, length, step_tokens)
+        self._router.observe(self._report)
         for token in tokens[: self.options.max_tokens - len(self.output)]:
             self.output.append(token)
             if token in self.options.stop_ids:

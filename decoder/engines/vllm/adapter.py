@@ -25,9 +25,7 @@ import numpy as np
 from decoder.core.guards.draft_budget import DRAFTS_SHARE, room, under_grammar
 from decoder.core.requests import Decisions, StepReport
 from decoder.engines.vllm.batch_step import BatchStep
-from decoder.engines.vllm.plan import Plan
-from decoder.engines.vllm.profile import IDLE_SECONDS, NO_PROFILE, WorkerProfile
-from decoder.engines.vllm.ranks import Ranks
+from decoder.engines.vllm.ranks import Plan, Ranks
 from decoder.engines.vllm.request_options import options_of
 from decoder.limited_log import LimitedLog
 from decoder.policy.pricing import NOMINAL
@@ -54,20 +52,15 @@ class Adapter:
         ranks: Ranks | None = None,
         deferred: Any = None,
     ) -> None:
-        """Put an adapter together.
-
-        Args:
-            worker: None on a rank that follows another's decisions.
-            longest: longest draft that the engine was started for, in tokens.
-            deferred: the ``DeferredDrafter`` of a V1 runner; None where nothing is deferred.
-        """
+        """``worker`` is None on a rank that follows another's decisions; ``longest`` the longest
+        draft that the engine was started for, in tokens; ``deferred`` the ``DeferredDrafter`` of a
+        V1 runner, None where nothing is deferred."""
         self.worker, self.has_model = worker, has_model
         self.ranks, self.deferred = ranks or Ranks(), deferred
         self.disabled = ""
         """Why drafting is disabled; "" while it is not."""
         self.ended: Collection[str] | None = None
         """Requests that ended with the step; None where the step could not be observed."""
-        self.profile: WorkerProfile | None = None
         self._longest, self._limited_log = longest, LimitedLog()
         self._identities = Identities.load(worker.settings) if worker is not None else None
         self._restarts: Counter[str] = Counter()
@@ -78,66 +71,45 @@ class Adapter:
 
     def before_step(self, ended: Collection[str]) -> None:
         """Stop the requests that ended."""
-        self.time(ours=True)
         for name in ended:
             # The router has seen ends by limit or stop token; other requests ended by a stop string
             # or by the client.
-            if self.worker is not None:
-                with self.suppressing("a request could not be stopped"):
+            with self.own("a request could not be stopped"):
+                if self.worker is not None:
                     self.worker.router.stop(name, "abort")
             self._restarts.pop(name, None)
             self._under_grammar.discard(name)
-        self.time(ours=False)
 
-    def during_step(self, exposed: bool, idle: bool = False) -> None:
+    def during_step(self, exposed: bool) -> None:
         """Do the bookkeeping that the next choice does not need; on a GPU the target runs now.
-
-        Args:
-            exposed: whether the engine waits for it.
-            idle: whether the step has no tokens: vLLM runs one after the last request. A doubtful
-                profile is then continued, for a twentieth of the time: the next request may wait.
-        """
+        ``exposed``: whether the engine waits for it."""
         if self.worker is not None:
             with self.suppressing("bookkeeping failed"):
                 self.worker.router.settle(exposed)
-        profile = self.profile
-        if not idle or profile is None or not profile.doubted or self.disabled:
-            return
-        if not profile.is_due():
-            return
-        with self.suppressing(NO_PROFILE):
-            costs = profile.take(IDLE_SECONDS)
-            if costs is not None and self.worker is not None:
-                self.worker.router.costs = costs
 
     def decide(self, size: int, step: Callable[[], BatchStep]) -> Plan:
-        """Observe the committed tokens of a step, and choose the next drafts of the batch, in its
-        order. Call :meth:`drafted` with the result.
-
-        Args:
-            size: requests of the batch.
-            step: reports the step; called on the leading rank.
-        """
+        """Observe the committed tokens of a step, and choose the next drafts of a batch of
+        ``size`` requests, in its order. ``step`` reports the step, on the leading rank. Call
+        :meth:`drafted` with the result."""
         self.ended = self._chosen = None
         if self.disabled:
             return Plan.nothing(size)
-        self.time(ours=True)
-        plan = self.ranks.agree(size, lambda: self._decided(step()), lambda: self._count(NO_CHOICE))
-        self.time(ours=False)
-        return plan
+        with self.own(NO_CHOICE):
+            return self.ranks.agree(
+                size, lambda: self._decided(step()), lambda: self._count(NO_CHOICE)
+            )
+        return Plan.nothing(size)
 
     def drafted(self, lengths: Sequence[int], k: int) -> None:
         """Record the drafts that were made: their lengths, by row of the batch, and the number of
         tokens that the model drafter made."""
         if self.worker is None or self.disabled or self._chosen is None:
             return
-        self.time(ours=True)
-        with self.suppressing("the drafts of a step could not be recorded"):
+        with self.own("the drafts of a step could not be recorded"):
             report, rows = self._chosen
             if len(rows) < len(lengths):
                 lengths = [lengths[row] for row in rows]
             self.worker.router.drafted(report, lengths, k)
-        self.time(ours=False)
 
     def failed(self) -> None:
         """Count the exception being handled, of the model drafter, which made no drafts.
@@ -246,12 +218,6 @@ class Adapter:
         few = min(longest, under_grammar(sum(bound), table.time(len(bound))))
         return [few if bound[row] else longest for row in rows]
 
-    def time(self, ours: bool) -> None:
-        """Attribute the time from now on to this plugin, or to vLLM and its drafter."""
-        if self.worker is not None:
-            timer = self.worker.router.timer
-            timer.enter() if ours else timer.leave()
-
     def _count(self, what: str) -> None:
         """Count and log the exception being handled."""
         if self.worker is not None:
@@ -265,6 +231,19 @@ class Adapter:
             yield
         except Exception:  # noqa: BLE001 - logged
             self._count(what)
+
+    @contextmanager
+    def own(self, what: str) -> Iterator[None]:
+        """Likewise, and attribute the time to this plugin: the rest is that of vLLM."""
+        timer = self.worker.router.timer if self.worker is not None else None
+        if timer is not None:
+            timer.enter()
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - logged
+            self._count(what)
+        if timer is not None:
+            timer.leave()
 
 
 def _cache_drafts(chosen: Decisions, longest: list[int], vocabulary: int) -> list[list[int]]:

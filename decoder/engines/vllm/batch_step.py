@@ -20,14 +20,6 @@ class EngineLimits(NamedTuple):
     chunked: bool  # whether prefill is chunked
 
 
-class EngineRequest(NamedTuple):
-    """A request before the step, for the router to start it."""
-
-    prompt: Tokens | None  # None: no drafts, see has_text
-    output: Sequence[int]
-    parameters: Any  # vLLM's SamplingParams
-
-
 @dataclass(slots=True)
 class BatchStep:
     """A step by rows of the batch."""
@@ -46,8 +38,9 @@ class BatchStep:
     """Tokens that the step ran through the target."""
     longest: int
     """Draft tokens that the next step reserves for a request."""
-    request_of: Callable[[int], EngineRequest]
-    """Returns the request of a row."""
+    request_of: Callable[[int], tuple[Tokens | None, Sequence[int], Any]]
+    """Returns a row's request as it was before the step: prompt (None: no drafts, see
+    :func:`has_text`), output, and vLLM's ``SamplingParams``."""
     unable: Collection[str] = ()
     """Requests without drafter prefill, for which no model draft can be made."""
     usual: bool = True

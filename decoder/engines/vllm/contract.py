@@ -69,10 +69,10 @@ def _series(number: str) -> str:
     return ".".join(number.split(".")[:2])
 
 
-def differences(expected: Signatures, found: Signatures) -> Iterator[str]:
+def differences(expected: Signatures, actual: Signatures) -> Iterator[str]:
     """One clause for each difference."""
     for place, signature in expected.items():
-        there = found.get(place, {})
+        there = actual.get(place, {})
         if not there:
             yield f"there is no {place}"
         for key, value in signature.items() if there else ():
@@ -87,69 +87,44 @@ def differences(expected: Signatures, found: Signatures) -> Iterator[str]:
 
 
 def read(sources: Path) -> dict[str, dict[str, str]]:
-    """Signatures of all hooks found in ``sources``."""
-    found: dict[str, dict[str, str]] = {}
+    """Signatures of all hooks in ``sources``."""
+    actual: dict[str, dict[str, str]] = {}
     for hook in HOOKS:
-        module, _, cls = hook.owner.partition(":")
-        owners = list(_owners(sources, module, cls))
-        if hook.kind == "fields":
-            if fields := _fields(owners):
-                found[hook.owner] = {n: fields[n] for n in hook.each() if n in fields}
-            continue
-        for name in hook.each():
-            if (function := _function(owners, name)) is not None:
-                place = f"{hook.owner}{'.' if cls else ':'}{name}"
-                found[place] = {"takes": _takes(function[0]), "body": _body(*function)}
-    return found
+        owner, text = _owner(sources, *hook.owner.split(":"))
+        members = {_name(node): node for node in reversed(getattr(owner, "body", []))}
+        here = {name: members[name] for name in hook.each() if name in members}
+        if hook.kind == "fields" and here:
+            actual[hook.owner] = {
+                name: ast.unparse(node.annotation)
+                for name, node in here.items()
+                if isinstance(node, ast.AnnAssign)
+            }
+        for name, node in here.items():
+            if isinstance(node, _Function):
+                place = f"{hook.owner}{'.' if ':' in hook.owner else ':'}{name}"
+                actual[place] = {"takes": _takes(node), "body": _body(node, text)}
+    return actual
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Owner = tuple[ast.Module | ast.ClassDef, str]
 
 
-def _owners(sources: Path, module: str, cls: str) -> Iterator[_Owner]:
-    """A module, or a class and its bases within vLLM, each with the text of its file; nothing if
-    it cannot be read."""
+def _owner(sources: Path, module: str, cls: str = "") -> tuple[ast.AST | None, str]:
+    """A module, or a class in it, and the text of its file; None if there is none."""
     path = sources.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     try:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
     except (OSError, SyntaxError):
-        return
-    if not cls:
-        yield tree, text
-    for node in ast.walk(tree) if cls else ():
-        if isinstance(node, ast.ClassDef) and node.name == cls:
-            yield node, text
-            for base in node.bases:
-                if isinstance(base, ast.Name):
-                    yield from _owners(sources, _origin(tree, base.id, module), base.id)
-            return
+        return None, ""
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return next((node for node in classes if node.name == cls), None) if cls else tree, text
 
 
-def _origin(tree: ast.Module, name: str, module: str) -> str:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and any(a.name == name for a in node.names):
-            return node.module or module
-    return module
-
-
-def _function(owners: Sequence[_Owner], name: str) -> tuple[_Function, str] | None:
-    for owner, text in owners:
-        for node in owner.body:
-            if isinstance(node, _Function) and node.name == name:
-                return node, text
-    return None
-
-
-def _fields(owners: Sequence[_Owner]) -> dict[str, str]:
-    return {
-        node.target.id: ast.unparse(node.annotation)
-        for owner, _ in reversed(owners)
-        for node in owner.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
+def _name(node: ast.stmt) -> str:
+    """Name of a function, or of an annotated field."""
+    return str(getattr(node, "name", getattr(getattr(node, "target", None), "id", "")))
 
 
 def _takes(function: _Function) -> str:

@@ -14,48 +14,42 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import MutableMapping
 from typing import Any, Final
 
-from decoder.tenancy.middleware import App, Receive, Send
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-RETRY_AFTER_S: Final = 1
-"""Seconds until a client retries: another worker has taken over by then, or nearly."""
 TOKENISE_S: Final = 1.0
 """Time for accepted requests to be tokenised and reach the engine."""
 MAX_WAIT_S: Final = 10.0
 """Longest wait for the engine to receive them: a step that reads prompts comes first."""
 STILL_SERVED: Final = "/metrics"
 """Metrics are served until the end."""
-HEADERS: Final = [
-    (b"content-type", b"application/json"),
-    (b"retry-after", str(RETRY_AFTER_S).encode()),
-    (b"connection", b"close"),
-]
-BODY: Final = (
-    b'{"error": {"message": "this worker is shutting down: send the request again",'
-    b' "type": "ServiceUnavailableError", "param": null, "code": 503}}'
-)
+_MESSAGE: Final = "this worker is shutting down: send the request again"
+_ERROR: Final = {
+    "message": _MESSAGE, "type": "ServiceUnavailableError", "param": None, "code": 503,
+}  # fmt: skip
+REFUSAL: Final = JSONResponse({"error": _ERROR}, 503, {"retry-after": "1", "connection": "close"})
+"""A client retries after a second: another worker has taken over by then, or nearly."""
 
 
 class DrainingMiddleware:
     """Refuses requests once the server's engine shuts down. One for each API process."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         """Wrap ``app``."""
         self._app = app
         self._engine: Any = None
         self._draining = False
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] == "http" and scope["path"] != STILL_SERVED:
             engine = getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
             if engine is not None and engine is not self._engine:
                 self._watch(engine, asyncio.get_running_loop())
             if self._draining:
-                await send({"type": "http.response.start", "status": 503, "headers": HEADERS})
-                await send({"type": "http.response.body", "body": BODY})
+                await REFUSAL(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

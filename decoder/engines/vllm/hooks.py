@@ -29,7 +29,8 @@ _ADAPTER: Final = "_hybrid"
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """Methods of ``owner`` ("module:Class"), functions of it ("module"), or some of its fields.
+    """Methods of ``owner`` ("module:Class", where they are defined), functions of it ("module"), or
+    some of its fields.
 
     ``names`` are comma-separated. A ``wrapped`` method is replaced by a function of ours that calls
     it; with ``below``, overrides in subclasses are wrapped too.
@@ -96,7 +97,9 @@ HOOKS: Final = (
          "overridden to choose during the drafter's prefill, and to limit its tokens"),
     Hook(f"{V2}spec_decode.target_dependent_ar.cudagraph_utils:SpeculatorCudaGraphManager",
          "capture", "captures graphs for the longest draft"),
-    Hook(f"{SCHED}async_scheduler:AsyncScheduler", "_update_after_schedule, update_from_output",
+    Hook(f"{SCHED}async_scheduler:AsyncScheduler", "_update_after_schedule",
+         "schedules placeholders of the longest draft"),
+    Hook(f"{SCHED}scheduler:Scheduler", "update_from_output",
          "overridden: counts placeholders of the longest draft as drafted"),
     Hook(f"{SCHED}scheduler:Scheduler", "update_draft_token_ids_in_output",
          "validates drafts by a grammar before they are trimmed"),

@@ -24,7 +24,7 @@ from decoder.core.costs import LiveCosts
 from decoder.core.payoff.token_classes import token_classes_of
 from decoder.engines.vllm import consistency, contract, hooks, requirements, runner_choice
 from decoder.engines.vllm.hooks import adapter_of, attach
-from decoder.engines.vllm.profile import NO_PROFILE, WorkerProfile
+from decoder.engines.vllm.profile import profile
 from decoder.engines.vllm.ranks import Ranks
 from decoder.engines.vllm.requirements import longest_draft
 from decoder.engines.vllm.v1 import runner as v1
@@ -123,7 +123,7 @@ def _adapter(runner: GPUModelRunner, settings: WorkerSettings) -> Adapter:
     from decoder.engines.vllm.adapter import Adapter
 
     config, group = runner.vllm_config, get_tp_group()
-    ranks = Ranks(group.rank_in_group, group.world_size, group.cpu_group, runner.max_num_reqs)
+    ranks = Ranks(group.rank_in_group, group.world_size, group.cpu_group)
     has_model = config.speculative_config.method == "eagle3"
     deferred = None
     if has_model and not config.use_v2_model_runner:
@@ -176,12 +176,9 @@ def _warm_up(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
         scheduling = "asynchronous" if config.scheduler_config.async_scheduling else "synchronous"
         log.info("drafting on vLLM's V2 runner with %s scheduling", scheduling)
     worker = adapter.worker
-    adapter.profile = WorkerProfile(
-        self.model_runner, worker.scope if worker else "", adapter.ranks
-    )
     costs = None
-    with adapter.suppressing(NO_PROFILE):
-        costs = adapter.profile.take()
+    with adapter.suppressing("steps cannot be profiled: costs are learned from service alone"):
+        costs = profile(self.model_runner, worker.scope if worker else "", adapter.ranks)
     if worker is not None:
         worker.router.costs = costs or LiveCosts()
     return result

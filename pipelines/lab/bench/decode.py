@@ -33,9 +33,8 @@ from pipelines.workloads import prompt_sets
 
 if TYPE_CHECKING:
     from decoder.engines.reference.engine import ReferenceEngine
-    from decoder.engines.reference.generation import Generation
-    from decoder.engines.reference.method import Method
-    from decoder.engines.reference.session import Session
+    from decoder.engines.reference.session import Generation, Session
+    from pipelines.replay.method import Method
 
 WARM_UP: Final = (32, 8)
 """Prompt and output tokens of each method's first, discarded generation. It pays the one-time costs
@@ -85,14 +84,13 @@ def run(
 def warm_up_methods(engine: ReferenceEngine, compared: Sequence[Method]) -> dict[str, LiveCosts]:
     """Let every method decode a discarded prompt. Returns a cost profile for each learned method;
     it goes on learning during the run, as in a server."""
-    from decoder.engines.reference.session import Session
     from pipelines.lab.bench.profile import profile
     from pipelines.replay.rivals import deciding
 
     length, answer = WARM_UP
     prompt = [1 + i % 8 for i in range(length)]
     for method in compared:
-        Session(engine, method, None, False, *deciding(method)).generate(prompt, answer)
+        method.session(engine, None, False, *deciding(method)).generate(prompt, answer)
     learned = [m for m in compared if m.policy.kind == "survival" or m.rule is not None]
     return {m.name: profile(engine, m) for m in learned}
 
@@ -103,18 +101,17 @@ def _open(
 ) -> tuple[list[TokenPrompt], dict[str, Session]]:  # fmt: skip
     """The measured prompts of a dataset, and a warmed-up session of each method. A method that
     decides by costs has a server's guards."""
-    from decoder.engines.reference.session import Session
     from pipelines.replay.rivals import deciding
 
     context = engine.max_model_len
     budget = min(context - o.max_tokens, o.max_prompt_tokens or context)
     fits = fitting(prompts, engine.tokenizer, budget, o.too_long, results.problem)
     usable = list(itertools.islice(fits, o.limit + o.warmup))
-    sessions = dict[str, Session]()
+    sessions: dict[str, Session] = {}
     for m in compared:
         mine = costs.get(m.name)
         guarded = mine is not None and m.rule is None
-        sessions[m.name] = Session(engine, m, mine, guarded, *deciding(m))
+        sessions[m.name] = m.session(engine, mine, guarded, *deciding(m))
     for prompt in usable[o.limit :]:
         for name, session in sessions.items():
             tick(f"warming up {prompts.name}: {name}")
@@ -152,8 +149,8 @@ def launch(o: DecodeOptions, console: Console) -> Results:
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
     import torch
 
-    from decoder.engines.reference.engine import ReferenceEngine
     from pipelines.lab.packed import pack
+    from pipelines.lab.reference import load_engine
 
     if o.threads is not None:
         torch.set_num_threads(o.threads)
@@ -161,7 +158,7 @@ def launch(o: DecodeOptions, console: Console) -> Results:
     files = methods.policy_files(o.policy or ())
     policies = {label: load_policy(path) for label, path in files.items()}
     policies.setdefault(methods.SHIPPED, first_policy(ANY_SCOPE))
-    engine = ReferenceEngine.load(models.model, models.drafter, dtype=o.dtype)
+    engine = load_engine(models.model, models.drafter, dtype=o.dtype)
     pack(engine)
     if o.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]

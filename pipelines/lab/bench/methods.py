@@ -18,7 +18,7 @@ from decoder.contracts.errors import ModelError, SettingsError
 
 if TYPE_CHECKING:
     from decoder.contracts.bundle import Policy
-    from decoder.engines.reference.method import Method
+    from pipelines.replay.method import Method
 
 LEARNED: Final = "hybrid"
 NUMBERED: Final = ("eagle3", "frequency", "arctic")

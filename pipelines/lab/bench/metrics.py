@@ -18,7 +18,7 @@ import numpy as np
 from rich.box import SIMPLE
 from rich.table import Table
 
-from decoder.engines.reference.generation import CycleRecord, Generation
+from decoder.engines.reference.session import CycleRecord, Generation
 from pipelines.stats import against_best, columns, interval, loops, over, rate
 
 

@@ -10,8 +10,7 @@ import torch
 from decoder.core import profiling
 from decoder.core.costs import LiveCosts
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.kv_cache import KVCache
-from decoder.engines.reference.method import Method
+from pipelines.replay.method import Method
 
 CONTEXT: Final = 64
 """Tokens of context before the timed steps."""
@@ -26,16 +25,17 @@ log = logging.getLogger(__name__)
 
 def profile(engine: ReferenceEngine, method: Method) -> LiveCosts:
     """Time steps of the target, and of the method's drafter if it has one."""
-    cache = KVCache()
+    cache = engine.new_cache()
     with torch.inference_mode():
-        read = engine.target.prefill([1] * CONTEXT, cache)
+        read = engine.target.run([1] * CONTEXT, cache, last=True)
 
         def step(tokens: int) -> None:
-            engine.target.verify(1, [1] * (tokens - 1), cache)
-            cache.keep(CONTEXT)
+            engine.target.run([1] * tokens, cache)
+            cache.crop(-tokens)
             engine.clock()
 
-        arm, length = engine.drafter(method), method.longest(engine.settings)
+        length = method.longest(engine.settings)
+        arm = engine.drafter(length)
 
         def draft(_: int) -> None:
             assert arm is not None

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from decoder.contracts.errors import EngineError
 from decoder.drafting.drafts import common_prefix
-from decoder.drafting.eagle3 import KV, Eagle3Head
 from decoder.engines.reference.engine import ReferenceEngine
+from pipelines.lab.drafter.head import KV, Eagle3Head
 
 ROWS: Final = 512
 """Chains run together: their attention scores over 16k positions stay below a gigabyte."""
@@ -76,7 +76,8 @@ def record(engine: ReferenceEngine, prompt: Sequence[int], output: Sequence[int]
     if len(output) <= unknown:
         return [0] * len(output)
     with torch.inference_mode():
-        aux = engine.target.listen(text[:-1])
+        aux = engine.target.run(text[:-1], last=True).aux
+        assert aux is not None, "there is a drafter"
         tokens = torch.tensor(text, device=aux.device)
         rows = torch.arange(len(prompt) - 2 + unknown, len(text) - 2, device=aux.device)
         k = engine.settings.model_draft_tokens

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from decoder.drafting.eagle3 import Eagle3Head
-from decoder.drafting.eagle3_checkpoint import CONFIG, WEIGHTS, HeadConfig
+from pipelines.lab.drafter.checkpoint import CONFIG, WEIGHTS, HeadConfig
+from pipelines.lab.drafter.head import Eagle3Head
 
 
 def save_head(head: Eagle3Head, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder.drafting.drafts import common_prefix
-from decoder.drafting.eagle3 import Eagle3Head
-from decoder.drafting.eagle3_checkpoint import WEIGHTS, HeadConfig
 from pipelines.lab.drafter.chains import chains
+from pipelines.lab.drafter.checkpoint import WEIGHTS, HeadConfig
+from pipelines.lab.drafter.head import Eagle3Head
 from pipelines.lab.drafter.save import save_head
 from pipelines.lab.drafter.unroll import (
     AUX_LAYERS,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from decoder.drafting.eagle3 import KV, Eagle3Head
+from pipelines.lab.drafter.head import KV, Eagle3Head
 from pipelines.reports import atomic_write
 
 AUX_LAYERS = (2, 15, 28)

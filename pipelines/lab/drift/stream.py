@@ -25,13 +25,13 @@ from decoder.core.costs import LiveCosts
 from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.experiment.block import StepOutcome
-from decoder.experiment.effect import UNKNOWN
 from decoder.experiment.interleaver import FinishedRound, Interleaver
 from decoder.experiment.variants import Variant
 from decoder.policy.pricing import CostTable, step_time
 from decoder.policy.rule import ARMS
 from decoder.settings import WorkerSettings
 from learner.evaluation.contest import TRIED
+from learner.evaluation.effect import UNKNOWN
 from learner.release.comparison import Comparison, Kind
 from learner.scope import Scope
 from learner.settings import LearnerSettings

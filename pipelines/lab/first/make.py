@@ -13,12 +13,12 @@ import numpy as np
 
 from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Kind, Policy
 from decoder.contracts.errors import TraceError
-from decoder.engines.reference.method import Method
 from decoder.settings import WHOLE_FACTOR
 from learner.training.rows import Rows, hash_id, joined
 from pipelines.lab.replay.study import CONTEXT, behaviour_policies, learned, with_longer_drafts
 from pipelines.lab.replay.traces import read, some_sessions
 from pipelines.replay.engine import Simulator, Trace, drawn_acceptance
+from pipelines.replay.method import Method
 from pipelines.reports import Step
 
 ALLOWED: Final = ("MIT", "Apache-2.0")

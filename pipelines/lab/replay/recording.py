@@ -66,12 +66,12 @@ def _record(folder: Path, sets: Sets, step: Step) -> Path:
     whole, done = sum(map(len, missing.values())), 0
     if not whole:
         return folder
-    from decoder.engines.reference.engine import ReferenceEngine
     from pipelines.lab.packed import pack
+    from pipelines.lab.reference import load_engine
 
     target = embedded.ensure_model()
     model, end = load(target), embedded.load_tokenizer(None).eos_token_id
-    engine = ReferenceEngine.load(target, embedded.DRAFTER)
+    engine = load_engine(target, embedded.DRAFTER)
     pack(engine)
     for name, left in missing.items():
         path = folder / f"{name}.jsonl"

@@ -17,7 +17,7 @@ from river.tree import HoeffdingTreeRegressor
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, FloatArray
 from decoder.core.choice import Chosen, Step
-from decoder.engines.reference.method import Method
+from pipelines.replay.method import Method
 from pipelines.replay.rivals import ALWAYS, LENGTH, POSITIONS, priced
 
 RATE: Final = 0.001

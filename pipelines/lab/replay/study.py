@@ -23,7 +23,6 @@ from rich.table import Table
 from decoder.contracts.bundle import Kind, Policy, frequency_policy
 from decoder.contracts.errors import SettingsError, TraceError
 from decoder.contracts.features import FEATURES, TOKEN_CLASSES, FloatArray
-from decoder.engines.reference.method import Method
 from decoder.policy.estimate import PAPER_THRESHOLD
 from learner.evaluation.measured import MIN_ARM, NOMINAL
 from learner.evaluation.skill import Skill, skill_of
@@ -35,6 +34,7 @@ from pipelines.lab.replay.regressions import RIVALS
 from pipelines.lab.replay.traces import Parts, read, split
 from pipelines.prompts import fitting, read_folder
 from pipelines.replay.engine import CycleCosts, Simulator, Trace, oracle_cycles
+from pipelines.replay.method import Method
 from pipelines.replay.rivals import NEVER, PAPER_FACTOR, method
 from pipelines.replay.rules import HYBRID, by_trace, spent_by_rule
 from pipelines.reports import Step

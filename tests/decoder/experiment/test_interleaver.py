@@ -11,9 +11,9 @@ import pytest
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy, frequency_policy
 from decoder.contracts.trials import MAX_GROUPS, MODEL, PLAIN, SUFFIX, Round, decode_round
 from decoder.experiment.block import WARMUP_TOKENS, WINDOW_TOKENS, BlockTotals, StepOutcome
-from decoder.experiment.effect import FEWEST, UNKNOWN, Effect, effect, effect_of
 from decoder.experiment.interleaver import MAX_CLUSTER_ROUNDS, MAX_PENDING_ROUNDS, Interleaver
 from decoder.experiment.variants import OUTSIDE, STOCK, Variant
+from learner.evaluation.effect import FEWEST, UNKNOWN, Effect, effect, effect_of
 
 CHAMPION_POLICY = replace(frequency_policy("s"), version=3, publication=8)
 FIRST_POLICY = replace(frequency_policy("s"), role=FIRST)
@@ -229,7 +229,7 @@ def test_who_drafts_pays_for_reading_his_own_text_late_and_no_others() -> None:
     assert len(orders) > 10
     read = 500.0 * WINDOW_TOKENS / 2
     for block in (a for played in interleaver.rounds for a in played.blocks):
-        assert block.prefill_us == pytest.approx(read if block.variant.uses_model else 0.0)
+        assert block.prefill_us == pytest.approx(read if block.variant.policy.use_model else 0.0)
         assert block.us - block.prefill_us == pytest.approx(1_000 * WINDOW_TOKENS / 2)
         assert block.cost_us - block.prefill_us == pytest.approx(1_500 * WINDOW_TOKENS / 2)
     interleaver.disable(STOCK[PLAIN])  # what is under way is booked

@@ -19,8 +19,7 @@ from decoder.contracts.identity import is_pseudonym
 from decoder.core.events import Sink
 from decoder.core.requests import RequestOptions
 from decoder.telemetry import ring as rings
-from decoder.telemetry.delivery import DeliveryProgress
-from decoder.telemetry.ring import FULL, HEAD, TURN, UNREADABLE, Ring
+from decoder.telemetry.ring import FULL, HEAD, TURN, UNREADABLE, DeliveryProgress, Ring
 from tests.contracts.test_events import EVENT, NAMES, ORIGIN, PLAIN
 from tests.decoder.simulated import Router, decode_all, trusting_policy
 from tests.decoder.telemetry.telling import events_in, write
@@ -59,7 +58,7 @@ def test_what_is_said_is_of_one_moment_while_another_process_says_it() -> None:
     """The sum is said twice, in two counts: who sees one of before and one of later sees it."""
     talks = (
         "import sys\n"
-        "from decoder.telemetry.delivery import DeliveryProgress\n"
+        "from decoder.telemetry.ring import DeliveryProgress\n"
         "from decoder.telemetry.ring import Ring\n"
         "ring = Ring(8, int(sys.argv[1]))\n"
         "for n in range(10**9):\n"

@@ -25,8 +25,7 @@ from decoder.experiment.interleaver import FinishedRound, Interleaver
 from decoder.experiment.variants import Variant
 from decoder.kafka.clients import open_admin
 from decoder.policy.first import first_policy
-from decoder.telemetry.delivery import DeliveryReport
-from decoder.telemetry.ring import BEAT, Ring
+from decoder.telemetry.ring import BEAT, DeliveryReport, Ring
 from decoder.telemetry.supervisor import Supervisor
 from learner.ingest.dead_letters import DeadLetters
 from learner.ingest.lessons import Intake

@@ -11,7 +11,6 @@ from scipy.stats import binom
 
 from decoder.contracts.bundle import MAX_DRAFT, frequency_policy
 from decoder.contracts.features import FEATURES
-from decoder.experiment.effect import FEWEST
 from decoder.policy.estimate import predict
 from decoder.policy.rule import CACHE, MODEL, NONE, Choice
 from learner.evaluation.clusters import Cluster
@@ -31,6 +30,7 @@ from learner.evaluation.contest import (
     Contest,
     Regret,
 )
+from learner.evaluation.effect import FEWEST
 from learner.evaluation.measured import NOMINAL, Costs, measure, robust_line
 from learner.evaluation.skill import FIGURES
 from learner.evaluation.tune import LEAST_RATE, best_threshold, tuned, worth

@@ -18,8 +18,8 @@ from scipy.stats import binom
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Block, Round
-from decoder.experiment.effect import FEWEST, FORETOLD, WIDTH, gain_effect
 from learner.evaluation.contest import MIN_GAIN, Regret
+from learner.evaluation.effect import FEWEST, FORETOLD, WIDTH, gain_effect
 from learner.release.comparison import SHARE, Comparison, Table
 from learner.settings import LearnerSettings
 

@@ -14,10 +14,10 @@ from kafka.admin import KafkaAdminClient, NewTopic
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from decoder.kafka import clients
-from decoder.kafka.clients import ANSWER_MS, GLANCE_MS
+from decoder.kafka.clients import ANSWER_MS
 from decoder.limited_log import LimitedLog
 from learner.ingest import source as sources
-from learner.ingest.source import EventSource, Fetched
+from learner.ingest.source import GLANCE_MS, EventSource, Fetched
 from tests.conftest import until
 from tests.learner.conftest import Broker
 from tests.learner.stream import batches, produce, produce_unreadable

@@ -8,7 +8,7 @@ import pytest
 
 from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL
 from decoder.contracts.trials import Block, Round
-from decoder.experiment.effect import FEWEST, UNKNOWN, WIDTH, Effect
+from learner.evaluation.effect import FEWEST, UNKNOWN, WIDTH, Effect
 from learner.release.comparison import GAP_SECONDS, MOST, SHARE, WIDER, Comparison
 from learner.settings import LearnerSettings
 from tests.learner.release.rounds import rounds

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
-from decoder.experiment.effect import WIDTH
 from learner import checkpoint
+from learner.evaluation.effect import WIDTH
 from learner.release.comparison import Comparison, Outcome
 from learner.release.registry import Standing
 from learner.release.rollout import EARLY, TRANSITIONS, Event, Rollout, State

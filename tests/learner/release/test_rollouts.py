@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from decoder.contracts.bundle import unpack
 from decoder.contracts.errors import BrokerError
 from decoder.contracts.topics import POLICY, TRIALS, policy_key
-from decoder.experiment.effect import UNKNOWN, Effect
 from learner import lease
+from learner.evaluation.effect import UNKNOWN, Effect
 from learner.release import comparison
 from learner.release.registrations import Registration
 from learner.release.registry import Standing, digest_of

@@ -156,6 +156,7 @@ def test_an_engine_without_room_in_shared_memory_is_refused(
 ON_A_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_WAIT_POLICY": "PASSIVE",
+    "VLLM_CPU_ATTN_SPLIT_KV": "0",
 }  # fmt: skip
 
 
@@ -172,7 +173,7 @@ def test_what_a_cpu_takes_is_set_there_unless_a_person_asked_for_else(monkeypatc
     assert env["HVD_WORKER_ENABLED"] == "1" and "VLLM_USE_V2_MODEL_RUNNER" not in env
     own = {
         "VLLM_CPU_KVCACHE_SPACE": "16", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "OMP_WAIT_POLICY": "ACTIVE",
+        "OMP_WAIT_POLICY": "ACTIVE", "VLLM_CPU_ATTN_SPLIT_KV": "1",
     }  # fmt: skip
     options = ServeOptions("owner/model", dtype="bfloat16", extra=("--no-enforce-eager",))
     arguments, env = served(options, **own)

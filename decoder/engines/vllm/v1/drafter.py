@@ -31,11 +31,8 @@ MANY: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of one request that the target has run: a range of a step's tensors.
-
-    ``ids`` int32 [tokens of the step] and ``hidden`` [tokens of the step, width] are the whole
-    step's; ``position`` is the position of the range's first token in its request.
-    """
+    """Tokens of one request that the target has run: a range of a step's ``ids``, int32 [tokens],
+    and ``hidden`` [tokens, width], whose first token has that ``position`` in the request."""
 
     ids: Tensor
     hidden: Tensor
@@ -67,13 +64,9 @@ class DeferredDrafter:
     def __init__(
         self, drafter: Any, budget: PrefillBudget | None = None, shares_blocks: bool = True
     ) -> None:
-        """Defer the prefill of vLLM's ``drafter``.
-
-        Args:
-            budget: decides whether new requests are prefilled; None: always.
-            shares_blocks: whether other requests may reuse an ended request's blocks (prefix
-                caching).
-        """
+        """Defer the prefill of vLLM's ``drafter``. ``budget`` decides whether new requests are
+        prefilled (None: always); ``shares_blocks``: whether others may reuse an ended request's
+        blocks (prefix caching)."""
         self.coverage = PrefillCoverage(drafter)
         self.unable: Collection[str] = ()
         """Requests of the step without drafter prefill, for which it makes no drafts."""
@@ -89,9 +82,9 @@ class DeferredDrafter:
         self._full = False  # whether this step's tokens exceed the limit of deferred ones
         self._prefill_now = False  # whether all deferred tokens must be prefilled
         self._pieces: dict[str, list[Piece]] = {}
+        # To prefill a request's pieces after its last batch: its blocks in it, int32 [n], and the
+        # token after its last piece, int32 [].
         self._rows: dict[str, tuple[Tensor, Tensor]] = {}
-        """To prefill a request's pieces after its last batch: its blocks in it, int32 [n], and the
-        token after its last piece, int32 []."""
         self._batch: Any = None  # attention metadata of the last step, and other arguments
         self._kwargs: dict[str, Any] = {}
 
@@ -116,13 +109,8 @@ class DeferredDrafter:
                 self.coverage.forget(name)
 
     def admit(self, names: Sequence[str], scheduled: Mapping[str, int]) -> None:
-        """Decide which new requests of a step the drafter prefills.
-
-        Args:
-            names: in the order of the batch. Ended requests too: a later prompt with the same
-                prefix may reuse their blocks.
-            scheduled: tokens of the step, by request.
-        """
+        """Decide which new requests of a step the drafter prefills: ``names`` in the order of the
+        batch, with those that end, whose blocks a later prompt may reuse; ``scheduled`` tokens."""
         self._names = names
         self.coverage.admit(names, self._budget is None or self._budget.allows)
         self.unable = self.coverage.skipped.intersection(names)
@@ -132,12 +120,8 @@ class DeferredDrafter:
     def prepare(
         self, ended: Collection[str] | None, tokens: int, router: DraftRouter | None
     ) -> None:
-        """Decide whether the step prefills all deferred tokens, and update the budget.
-
-        Args:
-            ended: requests that ended with the step; None if unknown.
-            tokens: that the step ran through the target.
-        """
+        """Decide whether the step, of so many tokens, prefills all deferred ones, and update the
+        budget. ``ended`` are the requests that ended with it; None if unknown."""
         leaving = ended is None or any(name not in self.unable for name in ended)
         self._prefill_now = self.coverage.reuses_blocks or self._full or leaving
         if router is not None and self._budget is not None and router.model_gain_us is not None:
@@ -239,12 +223,8 @@ class DeferredDrafter:
     def _merged(
         self, rows: Sequence[Sequence[Piece]], table: Tensor, following: Tensor, draft: int
     ) -> Tensor:
-        """Prefill several pieces of each row in one pass, then draft.
-
-        Args:
-            table: int32 [rows or more, blocks of a request].
-            following: int32 [rows], the token after each row's last piece.
-        """
+        """Prefill several pieces of each row in one pass, then draft. ``table`` is int32 [rows or
+        more, blocks of a request]; ``following`` int32 [rows], the token after each row's last."""
         batch = self._batch
         device, size = batch.query_start_loc.device, self._drafter.block_size
         counts = np.array([sum(map(len, row)) for row in rows], np.int64)

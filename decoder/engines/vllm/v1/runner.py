@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from decoder.contracts.trials import MODEL
 from decoder.core.guards.prefill_budget import PrefillBudget
-from decoder.engines.vllm.batch_step import BatchStep, EngineLimits, EngineRequest, has_text
+from decoder.engines.vllm.batch_step import BatchStep, EngineLimits, has_text
 from decoder.engines.vllm.hooks import adapter_of
 from decoder.engines.vllm.requirements import can_defer_prefill
 from decoder.engines.vllm.v1.drafter import MANY, DeferredDrafter
@@ -15,7 +15,7 @@ from decoder.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from decoder.engines.vllm.adapter import Adapter
-    from decoder.engines.vllm.plan import Plan
+    from decoder.engines.vllm.ranks import Plan
 
 
 def deferred_drafter(runner: Any, settings: WorkerSettings) -> DeferredDrafter | None:
@@ -39,13 +39,11 @@ def deferred_drafter(runner: Any, settings: WorkerSettings) -> DeferredDrafter |
 def full_graphs_of_plain_steps(runner: Any) -> None:
     """Capture full CUDA graphs for steps without drafts. Call before vLLM chooses their sizes.
 
-    vLLM captures full graphs, attention included, for steps in which each request has the same
-    number of tokens, and rounds the sizes of all steps to multiples of it. With speculation the
-    number is the longest draft plus one: with drafts of up to 64, a plain step of one request is
-    padded to 65 tokens. Here hardly any step has only longest drafts, and plain steps are frequent,
-    so the number is 1, as without speculation. vLLM's runner and dispatcher use it to choose sizes,
-    to capture, and to select the graph of a step; it sizes no buffer. Mutates both; a configured
-    mode or sizes stay.
+    vLLM captures full graphs for steps in which each request has the same number of tokens, and
+    rounds the sizes of all steps to multiples of it. With speculation the number is the longest
+    draft plus one: a plain step of one request is padded to 65 tokens. Plain steps are frequent
+    here, so the number is 1, as without speculation; it sizes no buffer. A configured mode or sizes
+    stay. Mutates runner and dispatcher.
     """
     runner.uniform_decode_query_len = runner.cudagraph_dispatcher.uniform_decode_query_len = 1
 
@@ -60,10 +58,8 @@ def begin_step(adapter: Adapter, output: Any) -> None:
     with adapter.suppressing("the drafter could not prefill an ended request"):
         lost = output.finished_req_ids | (output.preempted_req_ids or set())
         deferred.release(lost, active=not adapter.disabled)
-    adapter.time(ours=True)
-    with adapter.suppressing("the drafter could not defer its prefill"):
+    with adapter.own("the drafter could not defer its prefill"):
         deferred.coverage.schedule(output)
-    adapter.time(ours=False)
 
 
 def propose(
@@ -82,10 +78,8 @@ def propose(
     names = list(runner.input_batch.req_ids)
     deferred: DeferredDrafter | None = adapter.deferred
     if deferred is not None and not adapter.disabled:
-        adapter.time(ours=True)
-        with adapter.suppressing("the drafter could not defer its prefill"):
+        with adapter.own("the drafter could not defer its prefill"):
             deferred.admit(names, output.num_scheduled_tokens)
-        adapter.time(ours=False)
     plan = adapter.decide(len(names), lambda: step_of(adapter, runner, names, output, sampled))
     if adapter.disabled:
         return [[] for _ in names]
@@ -99,14 +93,12 @@ def _run_drafter(
     adapter: Adapter, output: Any, plan: Plan, draft: Callable[[], Any]
 ) -> list[list[int]]:
     """Run the model drafter as planned; its drafts by row, none where it makes none."""
-    adapter.time(ours=True)
     deferred: DeferredDrafter | None = adapter.deferred
-    if deferred is not None:
-        router = adapter.worker.router if adapter.worker is not None else None
-        with adapter.suppressing("the prefill budget could not be updated"):
+    with adapter.own("the prefill budget could not be updated"):
+        if deferred is not None:
+            router = adapter.worker.router if adapter.worker is not None else None
             deferred.prepare(adapter.ended, output.total_num_scheduled_tokens, router)
     output.num_spec_tokens_to_schedule = plan.k  # vLLM's drafter makes that many
-    adapter.time(ours=False)
     try:
         drafts = draft()
         return list(drafts.tolist()) if plan.k else []
@@ -136,16 +128,12 @@ def step_of(
         for row in partial
     )
 
-    def request_of(row: int) -> EngineRequest:
+    def request_of(row: int) -> tuple[Any, Sequence[int], Any]:
         state = requests[names[row]]
-        # a view: converting a list of 128k tokens takes milliseconds
-        prompt = (
-            batch.token_ids_cpu[row][: len(state.prompt_token_ids)] if has_text(state) else None
-        )
-        output = state.output_token_ids
-        return EngineRequest(
-            prompt, output[: len(output) - len(sampled[row])], state.sampling_params
-        )
+        text = batch.token_ids_cpu[row]  # a view: converting 128k tokens takes milliseconds
+        prompt = text[: len(state.prompt_token_ids)] if has_text(state) else None
+        before = len(state.output_token_ids) - len(sampled[row])
+        return prompt, state.output_token_ids[:before], state.sampling_params
 
     # the scheduler marks placeholders, and drafts refused by a grammar, with -1
     verified = [len(t) - t.count(-1) if (t := drafts.get(name)) else 0 for name in names]
@@ -166,8 +154,7 @@ def _execute_model(
         return original(runner, scheduler_output, *args, **kwargs)
     begin_step(adapter, scheduler_output)
     result = original(runner, scheduler_output, *args, **kwargs)
-    idle = not (scheduler_output.total_num_scheduled_tokens or runner.requests)
-    adapter.during_step(exposed=runner.device.type == "cpu", idle=idle)
+    adapter.during_step(exposed=runner.device.type == "cpu")
     return result
 
 

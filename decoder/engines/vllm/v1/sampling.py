@@ -1,31 +1,11 @@
-"""Patches of vLLM's sampling, for 0.32 and 0.33: three of its CPU backend, three for drafts.
+"""Patches of vLLM's sampling, for 0.32 and 0.33, whose faults concern drafts or its CPU backend.
 
-====================================  ==========================================================
-``expand_batch_to_tokens``            returns uninitialised memory as temperatures: its kernel gets
-                                      a converted copy of the output, which is never copied back
-``apply_top_k_top_p``                 raises ``max(): Expected reduction dim ...`` on no rows, as in
-                                      a prefill; sorts every row where one request sets ``top_p``
-``_bookkeeping_sync``                 rewinds the generator of a seeded request during chunked
-                                      prefill; a CPU generator has no offset, and the engine ends
-``_get_logprobs_tensors``             pads every request to the longest draft of the step, and
-                                      copies that twice: one request for log probabilities among
-                                      128, one of which verifies 64 tokens, takes 8.5 GB with a
-                                      vocabulary of 128K entries
-``ThinkingBudgetStateHolder``         counts the empty slots reserved for a request's drafts as
-                                      tokens when it returns after others; applies the budget of a
-                                      request that ended to the request that moves into its row
-``apply_penalties``                   counts the vocabulary for each row of every request, and
-                                      copies its output, where one request has a penalty: 8.4 times
-                                      the memory of the logits
-====================================  ==========================================================
-
-The first two do not affect greedy requests. The third occurs without drafts too, and ends plain
-vLLM. Each function is replaced where vLLM looks it up, by one with the same signature and the
-documented meaning. One difference remains: a generator that cannot be rewound advances, so a seeded
-request with chunked prefill draws other numbers than without. Work beyond the argmax is done for
-the rows that need it, a few at a time (``CHUNK_BYTES``), by vLLM's own functions; vLLM itself
-handles the bonus rows, one a request as in plain decoding. A request with a thinking budget gets no
-drafts (``request_options``), and its thinking ends where it ends without drafts.
+Each function replaces the one that vLLM looks up, with the same signature and the documented
+meaning; plain greedy requests are not affected. Work beyond the argmax is done for the rows that
+need it, a few at a time (``CHUNK_BYTES``), by vLLM's own functions; vLLM itself handles the bonus
+rows, one a request as in plain decoding. One difference remains: a generator that cannot be rewound
+advances, so a seeded request with chunked prefill draws other numbers than without. A request with
+a thinking budget gets no drafts (``request_options``), and its thinking ends where it ends without.
 """
 
 from __future__ import annotations
@@ -74,16 +54,11 @@ def expand_batch_to_tokens(
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> torch.Tensor:
-    """Repeat each request's value once for each of its tokens.
+    """Repeat each request's value once for each of its tokens, with one value replaced by another.
 
-    Args:
-        x: (requests,) of any dtype.
-        cu_num_tokens: int (requests,) tokens of all requests up to and including each.
-        num_tokens: the last of these.
-        replace_from, replace_to: a value to write in place of another; equal means none.
-
-    Returns:
-        (num_tokens,) in the dtype of ``x``, which is not modified.
+    vLLM's kernel gets a converted copy of the output on a CPU, which is never copied back: it
+    returns uninitialised memory as temperatures. ``cu_num_tokens`` counts the tokens of all
+    requests up to and including each.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
     if replace_from != replace_to:
@@ -99,9 +74,9 @@ def only_where_asked(
     *more: Any,
 ) -> torch.Tensor:
     """vLLM's ``apply_top_k_top_p`` for the rows that set one of both, in chunks. Mutates
-    ``logits``.
+    ``logits``; other rows keep tokens of probability 0, which vLLM would mask.
 
-    Other rows keep tokens of probability 0, which vLLM would mask.
+    On a CPU vLLM's fails on no rows, as in a prefill, and sorts every row where one sets ``top_p``.
     """
     vocabulary = logits.shape[-1]
     limited = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
@@ -109,21 +84,24 @@ def only_where_asked(
         limited |= k < vocabulary
     if p is not None:
         limited |= p < 1
-    for rows in limited.nonzero().flatten().split(_chunk_rows(vocabulary, SORTED_ROW_COPIES)):
+    for rows in (
+        limited.nonzero()
+        .flatten()
+        .split(tokens_of_logits(vocabulary, CHUNK_BYTES, SORTED_ROW_COPIES))
+    ):
         if len(rows):
             own = (None if limit is None else limit[rows] for limit in (k, p))
             logits[rows] = apply(logits[rows], *own, *more)
     return logits
 
 
-def _chunk_rows(vocabulary: int, copies: int) -> int:
-    return tokens_of_logits(vocabulary, CHUNK_BYTES, copies)
-
-
 def in_chunks(
     get: Callable[..., Any], sampler: Any, count: int, metadata: Any, *tensors: torch.Tensor
 ) -> Any:
     """A rejection sampler's ``_get_logprobs_tensors``, in chunks and without padding.
+
+    vLLM pads every request to the step's longest draft, and copies that twice: 8.5 GB for one
+    request for log probabilities among 128, one of which verifies 64 tokens of 128K entries.
 
     Args:
         tensors: logits, those of drafts, those of bonus tokens, and token ids [requests, longest
@@ -133,7 +111,7 @@ def in_chunks(
     from vllm.utils.torch_utils import async_tensor_h2d
 
     logits, target, bonus, ids = tensors
-    size, width = _chunk_rows(logits.shape[-1], COPIES), ids.shape[1]
+    size, width = tokens_of_logits(logits.shape[-1], CHUNK_BYTES, COPIES), ids.shape[1]
     if ids.numel() <= size:
         return get(sampler, count, metadata, *tensors)
     lengths = [drafted + 1 for drafted in metadata.num_draft_tokens]
@@ -157,10 +135,8 @@ def in_chunks(
 
 def _chunk_of(metadata: Any, ends: Sequence[int], begin: int, end: int) -> tuple[Any, slice, slice]:
     """Metadata of the rows from ``begin`` to ``end``, as if each were a request of one token; and
-    the slices of these rows among those of drafts and among those of bonus tokens.
-
-    ``ends`` are the numbers of rows up to and including each request's bonus token.
-    """
+    the slices of these rows among those of drafts and of bonus tokens. ``ends`` are the numbers of
+    rows up to and including each request's bonus token."""
     first, last = bisect_right(ends, begin), bisect_right(ends, end)
     drafted, behind = slice(begin - first, end - last), slice(first, last)
     device = metadata.target_logits_indices.device
@@ -198,16 +174,13 @@ def apply_penalties(
     repeat_indices: torch.Tensor,
     output_token_ids: Sequence[list[int]],
 ) -> torch.Tensor:
-    """A rejection sampler's ``apply_penalties``, in chunks, for rows of penalised requests alone.
+    """A rejection sampler's ``apply_penalties``, in chunks, for rows of penalised requests alone:
+    vLLM counts the vocabulary for each row of every request, 8.4 times the memory of the logits.
 
     Args:
-        logits: float32 (drafted tokens, vocabulary); modified.
+        logits: float32 (drafted tokens, vocabulary); modified and returned.
         sampling_metadata: the requests' sampling options; caches which requests have a penalty.
         metadata: of the drafts, with their lengths.
-        repeat_indices, output_token_ids: as vLLM passes them for each row; unused.
-
-    Returns:
-        ``logits``.
     """
     if sampling_metadata.no_penalties:
         return logits
@@ -239,7 +212,7 @@ def _penalise(logits: torch.Tensor, options: Any, request: int) -> None:
     _, prompted = get_token_bin_counts_and_mask(prompt, vocabulary, 1)
     counts = get_token_bin_counts_and_mask(text, vocabulary, 1)[0].int()
     offsets = torch.arange(count, device=device)
-    size = _chunk_rows(vocabulary, SORTED_ROW_COPIES)
+    size = tokens_of_logits(vocabulary, CHUNK_BYTES, SORTED_ROW_COPIES)
     for first in range(0, count, size):
         rows = logits[first : first + size]
         n = len(rows)
@@ -266,7 +239,8 @@ def _penalised(options: Any) -> list[bool]:
 def without_generators(
     bookkeeping: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """A model runner's ``_bookkeeping_sync``, on a CPU without its batch's generators."""
+    """A model runner's ``_bookkeeping_sync``, on a CPU without its batch's generators: it rewinds
+    them during chunked prefill, but a CPU generator has no offset, and the engine ends."""
     batch, generators = runner.input_batch, runner.input_batch.generators
     if runner.device.type == "cpu":
         batch.generators = {}
@@ -277,10 +251,8 @@ def without_generators(
 
 
 def clearing_moved_rows(sync: Callable[..., None], holder: Any, batch_update: Any) -> None:
-    """A thinking budget's ``sync_batch`` that clears a row before another request moves into it.
-
-    For such a row vLLM reports the move only: the request that was there has ended.
-    """
+    """A thinking budget's ``sync_batch`` that clears a row before another request moves into it:
+    else the budget of the request that ended there would apply to it."""
     from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 
     for _, row, direction in batch_update.moved if batch_update else ():
@@ -296,7 +268,8 @@ def without_drafts(
     spec_token_ids: Any,
     repeat_indices: Any = None,
 ) -> None:
-    """A thinking budget's ``update_state`` without drafts, and without slots reserved for them."""
+    """A thinking budget's ``update_state`` without drafts, and without the empty slots reserved for
+    them, which vLLM counts as tokens when a request returns after others."""
     update(holder, output_token_ids, None, repeat_indices)
 
 
@@ -307,15 +280,9 @@ def end_thinking(
     predict_bonus_token: bool,
     spec_token_ids: list[list[int]],
 ) -> torch.Tensor:
-    """Force the end of thinking as the next token of each request whose budget is used up; instead
-    of a thinking budget's ``apply_to_logits``.
-
-    Args:
-        holder: has the states by row of the batch, after its ``update_state``.
-        logits: changed in place; [requests, vocabulary] with ``predict_bonus_token``, else
-            [tokens of drafts, vocabulary].
-        spec_token_ids: drafts by request.
-    """
+    """A thinking budget's ``apply_to_logits``: force the end of thinking as the next token of each
+    request whose budget is used up. ``logits`` are [requests, vocabulary] with
+    ``predict_bonus_token``, else [tokens of drafts, vocabulary]; changed in place."""
     drafts, ends = [len(tokens) for tokens in spec_token_ids], holder.think_end_token_ids
     for row, state in holder._state.items():
         if bool(drafts[row]) == predict_bonus_token:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from decoder.engines.vllm.batch_step import BatchStep, EngineLimits, EngineRequest, has_text
-from decoder.engines.vllm.plan import Plan
+from decoder.engines.vllm.batch_step import BatchStep, EngineLimits, has_text
+from decoder.engines.vllm.ranks import Plan
 
 
 @dataclass(slots=True)
@@ -151,11 +151,11 @@ class Batch:
             if not tokens
         )
 
-        def request_of(row: int) -> EngineRequest:
+        def request_of(row: int) -> tuple[Any, Sequence[int], Any]:
             state, before = states[row], len(states[row].output) - len(sampled[row])
             has_drafts = state.prompt is not None and not state.ended
             prompt = np.array(state.prompt, np.int32) if has_drafts else None
-            return EngineRequest(prompt, state.output[:before], state.parameters)
+            return prompt, state.output[:before], state.parameters
 
         verified = [self.verified.get(name, 0) for name in names]
         return BatchStep(

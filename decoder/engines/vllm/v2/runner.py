@@ -28,7 +28,7 @@ from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
 
 from decoder.engines.vllm.hooks import adapter_of
-from decoder.engines.vllm.plan import Plan
+from decoder.engines.vllm.ranks import Plan
 from decoder.engines.vllm.v2.batch import Batch
 from decoder.engines.vllm.v2.scheduler import VERIFIED
 from decoder.engines.vllm.v2.speculators import speculator_for
@@ -94,8 +94,7 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
             self.batch.begin(scheduler_output)
         trimmed = self.batch.trimmed(scheduler_output)
         result = super().execute_model(trimmed, *args, **kwargs)
-        idle = not (scheduler_output.total_num_scheduled_tokens or self.batch.requests)
-        adapter.during_step(exposed=self.device.type == "cpu", idle=idle)
+        adapter.during_step(exposed=self.device.type == "cpu")
         return result
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -144,9 +143,9 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         step = functools.partial(self.batch.report, names, sampled, most)
         return self.adapter.decide(len(names), step)
 
-    def drafts(self, names: list[str], plan: Plan, made: Tensor | None) -> Tensor:
-        """All drafts int64 [requests, longest], padded with -1; ``made`` are the model's."""
-        if made is None:
+    def drafts(self, names: list[str], plan: Plan, from_model: Tensor | None) -> Tensor:
+        """All drafts int64 [requests, longest], padded with -1. ``from_model``: the drafter's."""
+        if from_model is None:
             plan = dataclasses.replace(plan, k=0)
         lengths = self.batch.chosen(names, plan)
         self.adapter.drafted(lengths, plan.k)
@@ -154,10 +153,10 @@ class HybridRunner(model_runner.GPUModelRunner):  # type: ignore[misc]
         for row, tokens in zip(given, plan.cached, strict=True):
             row[: len(tokens)] = tokens
         drafts = torch.from_numpy(given).to(self.device, non_blocking=True)
-        if made is not None and plan.k:
+        if from_model is not None and plan.k:
             without = np.array([not tokens for tokens in plan.cached])
             model = torch.from_numpy(without).to(self.device, non_blocking=True)
             drafts[:, : plan.k] = torch.where(
-                model[:, None], made[:, : plan.k], drafts[:, : plan.k]
+                model[:, None], from_model[:, : plan.k], drafts[:, : plan.k]
             )
         return drafts

@@ -17,7 +17,7 @@ from decoder.engines.vllm.requirements import within
 from decoder.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from decoder.engines.vllm.plan import Plan
+    from decoder.engines.vllm.ranks import Plan
 
 
 class CacheSpeculator(BaseSpeculator):  # type: ignore[misc]

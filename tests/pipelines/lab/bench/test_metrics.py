@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from decoder.contracts.events import Arm
-from decoder.engines.reference.generation import CycleRecord, Generation
+from decoder.engines.reference.session import CycleRecord, Generation
 from pipelines.lab.bench import metrics
 from pipelines.lab.bench.metrics import (
     Key,

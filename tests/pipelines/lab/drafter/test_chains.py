@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from decoder.contracts.errors import EngineError
-from decoder.engines.reference.drafter import Drafter
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.session import Session
 from pipelines.lab.drafter import chains
 from pipelines.lab.drafter.chains import record
+from pipelines.lab.drafter.head import Drafter
 from pipelines.replay.rivals import method
 from tests.engines.tiny import Family, tiny_engine, tiny_prompt
 
@@ -22,9 +21,9 @@ def chains_one_by_one(engine: ReferenceEngine, prompt: list[int], output: list[i
     k, found = engine.settings.model_draft_tokens, []
     for position in range(len(output)):
         text = [*prompt, *output[:position]]
-        arm = engine.drafter(method("eagle3"))
+        arm = engine.drafter(4)
         assert arm is not None
-        arm.follow(text[1:], engine.target.listen(text[:-1]))
+        arm.follow(text[1:], engine.target.run(text[:-1]).aux)
         drafted = arm.draft(k)
         rest = output[position:]
         found.append(next((i for i, t in enumerate(drafted) if rest[i : i + 1] != [t]), k))
@@ -35,7 +34,7 @@ def chains_one_by_one(engine: ReferenceEngine, prompt: list[int], output: list[i
 @pytest.mark.parametrize("seed", range(3))
 def test_every_position_equals_drafting_there(family: Family, seed: int) -> None:
     engine, prompt = tiny_engine(seed, family), tiny_prompt(seed)
-    output = Session(engine, method("greedy")).generate(prompt, 40).tokens
+    output = method("greedy").session(engine).generate(prompt, 40).tokens
     recorded = record(engine, prompt, output)
     assert len(recorded) == 40
     with torch.inference_mode():
@@ -44,7 +43,7 @@ def test_every_position_equals_drafting_there(family: Family, seed: int) -> None
 
 def test_chains_are_run_in_blocks_without_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, prompt = tiny_engine(0), tiny_prompt(0)
-    output = Session(engine, method("greedy")).generate(prompt, 60).tokens
+    output = method("greedy").session(engine).generate(prompt, 60).tokens
     whole = record(engine, prompt, output)
     assert sum(whole) > 5
     monkeypatch.setattr(chains, "ROWS", 7)
@@ -71,8 +70,8 @@ def test_the_drafter_keeps_step_whenever_it_is_asked() -> None:
     """Following in pieces, drafting now and then, equals following everything at once."""
     engine, rng = tiny_engine(0), random.Random(0)
     text = tiny_prompt(0, 60)
-    aux = engine.target.listen(text[:-1])
-    arm = engine.drafter(method("eagle3"))
+    aux = engine.target.run(text[:-1]).aux
+    arm = engine.drafter(4)
     assert arm is not None and engine.head is not None
     at = 0
     while at < len(aux):

@@ -13,12 +13,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
 from pipelines import embedded
 from pipelines.cli import app
 from pipelines.lab.drafter import compose
 from pipelines.lab.drafter import train as training
 from pipelines.lab.drafter.compose import write
+from pipelines.lab.drafter.head import Eagle3Head, HeadConfig, load_head
 from pipelines.lab.drafter.train import Run, Settings, Target, evaluate, export, train
 from pipelines.lab.drafter.unroll import (
     Conversation,

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.errors import TraceError
-from decoder.engines.reference.method import Method
 from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
 from learner.training.rows import Rows
@@ -43,6 +42,7 @@ from pipelines.lab.drift.traffic import (
 )
 from pipelines.lab.replay.traces import Trace
 from pipelines.replay.engine import Simulator, model_acceptance
+from pipelines.replay.method import Method
 from pipelines.replay.rivals import method
 from tests.events import from_events
 from tests.learner.traffic import Traffic as Taught

@@ -17,8 +17,6 @@ from decoder.contracts.bundle import frequency_policy
 from decoder.contracts.errors import TraceError
 from decoder.contracts.events import DECIMALS, Origin, decode_batch, encode_batch
 from decoder.contracts.features import FEATURES
-from decoder.engines.reference.method import Method
-from decoder.engines.reference.session import Session
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import NOMINAL, CostTable
 from decoder.policy.rule import ARMS, CACHE
@@ -37,6 +35,7 @@ from pipelines.replay.engine import (
     model_acceptance,
     oracle_cycles,
 )
+from pipelines.replay.method import Method
 from pipelines.replay.rivals import method
 from pipelines.stats import Spent, against_best, interval
 from tests.decoder.simulated import trusting_policy
@@ -94,7 +93,7 @@ COSTS = CostTable("test", (1, 5, 65), (10.0, 11.0, 40.0), draft_us=0.5, draft_to
 def traces() -> list[Trace]:
     """Three recordings of a tiny engine; the last ends where the engine stops."""
     engine, made = tiny_engine(0), []
-    greedy = Session(engine, method("greedy"))
+    greedy = method("greedy").session(engine)
     for seed in range(3):
         prompt = tiny_prompt(seed)
         output = greedy.generate(prompt, 50).tokens
@@ -217,7 +216,7 @@ def test_a_served_run_its_replay_and_the_learners_rows_are_one() -> None:
     log = KeepingLog(send)
     engine = tiny_engine(0)
     engine.token_classes = token_classes()
-    session = Session(engine, BY, guarded=True, sink=log)
+    session = BY.session(engine, guarded=True, sink=log)
     session.router.controller.pauses = False  # it weighs this machine's clock
     traces = []
     # the first stops inside a model draft; the last three have outputs of others to copy from

@@ -1,4 +1,4 @@
-"""The target's KV cache: written in place, truncated after rejections."""
+"""A KV cache that is written in place: transformers' own copies all it holds at every step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ SPARE = 256
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values (1, kv_heads, capacity, head_dim) of one layer; ``length`` are in use.
-
-    transformers' own growing layer copies its whole content at every step.
-    """
+    """Keys and values (1, kv_heads, capacity, head_dim) of one layer; ``length`` are in use."""
 
     is_sliding = False
 
@@ -66,12 +63,7 @@ class KVCache(Cache):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=_Layer)
 
-    @property
-    def length(self) -> int:
-        """Positions held."""
-        return self.layers[0].length if self.layers else 0
-
-    def keep(self, length: int) -> None:
-        """Truncate to the first ``length`` positions. Mutates."""
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last tokens, of which there are ``-tokens_to_remove``. Mutates."""
         for layer in self.layers:
-            layer.length = length
+            layer.length += tokens_to_remove

@@ -1,6 +1,6 @@
 """The shape of a small EAGLE3 head."""
 
-from decoder.drafting.eagle3 import HeadConfig
+from pipelines.lab.drafter.head import HeadConfig
 
 CONFIG = HeadConfig(
     hidden_size=24,

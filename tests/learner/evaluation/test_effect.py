@@ -12,7 +12,7 @@ from scipy.stats import norm, t
 
 from decoder.contracts.bundle import CHAMPION, TRIAL
 from decoder.contracts.trials import PLAIN, Block, Round
-from decoder.experiment.effect import (
+from learner.evaluation.effect import (
     FEWEST,
     FEWEST_AT_END,
     TIGHTEST,

@@ -10,10 +10,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from decoder.drafting.eagle3 import Eagle3Head, load_head
+from pipelines.lab.drafter.head import Eagle3Head, load_head
 from pipelines.lab.drafter.save import save_head
 from pipelines.lab.drafter.unroll import Pack, unroll
-from tests.drafting.head import CONFIG
+from tests.pipelines.lab.drafter.shape import CONFIG
 
 
 @pytest.fixture

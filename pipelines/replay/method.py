@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decoder.contracts.bundle import MAX_DRAFT, Policy
 from decoder.contracts.errors import EngineError
@@ -16,10 +16,16 @@ from decoder.core.router import DraftRouter
 from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
 
+if TYPE_CHECKING:
+    from decoder.engines.reference.engine import ReferenceEngine
+    from decoder.engines.reference.session import Session
+
+Rule = Callable[[Policy, Step], Chosen]
+
 
 @dataclass(frozen=True)
 class Method:
-    """How a session decodes.
+    """How requests are decoded.
 
     ``model``: whether there is a model arm; without it, the arm ``none`` takes its place. Without
     ``cache`` there is no suffix cache, so a baseline pays only for what it uses, and nothing is
@@ -42,8 +48,8 @@ class Method:
         return settings.model_copy(update=own)
 
     def longest(self, settings: WorkerSettings) -> int:
-        """Longest model draft, in tokens."""
-        return min(settings.model_draft_tokens, self.model_limit or MAX_DRAFT)
+        """Longest model draft, in tokens; 0 without a model arm."""
+        return min(settings.model_draft_tokens, self.model_limit or MAX_DRAFT) * self.model
 
     def router(
         self,
@@ -53,7 +59,7 @@ class Method:
         costs: LiveCosts | None,
         guarded: bool,
         sink: Sink | None = None,
-        rule: Callable[[Policy, Step], Chosen] = choose,
+        rule: Rule = choose,
     ) -> DraftRouter:
         """A router for the method; its events go to ``sink``.
 
@@ -64,7 +70,23 @@ class Method:
             raise EngineError(f"method {self.name!r} decides by a rule: pass it.")
         router = DraftRouter(
             cache, self.policy, token_classes, sink or Sink(None),
-            model_len=self.longest(settings) * self.model, guarded=guarded,
+            model_len=self.longest(settings), guarded=guarded,
         )  # fmt: skip
         router.costs, router.rule = costs or router.costs, rule
         return router
+
+    def session(
+        self,
+        engine: ReferenceEngine,
+        costs: LiveCosts | None = None,
+        guarded: bool = False,
+        sink: Sink | None = None,
+        rule: Rule = choose,
+    ) -> Session:
+        """A session of the reference engine; arguments and errors as :meth:`router`."""
+        from decoder.engines.reference.session import Session
+
+        settings = engine.settings
+        cache = SuffixCache(self.drafting(settings)) if self.cache else None
+        router = self.router(settings, cache, engine.token_classes, costs, guarded, sink, rule)
+        return Session(engine, router, self.longest(settings))

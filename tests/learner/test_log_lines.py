@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from decoder.limited_log import INTERVAL_S, LimitedLog
-from decoder.log_lines import JsonLines
+from learner.log_lines import JsonLines
 
 
 def said(message: str, *given: object, error: Exception | None = None) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Log formatters: lines of text, or one JSON object a line with the message's arguments as fields.
+"""One JSON object a line of the learner's log, with the message's arguments as fields.
 
 ``scope %s: version %d published`` has the fields ``scope`` and ``version`` beside the message. A
 log collector can follow a policy from the learner to the workers by them. No line holds text of a
@@ -15,20 +15,8 @@ from pythonjsonlogger.json import JsonFormatter
 
 from decoder.contracts.masking import masked
 
-TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 FIELDS: Final = frozenset({"scope", "version", "number", "term", "request", "partition"})
 _ARGUMENTS: Final = re.compile(r"(?:(\w+) )?%[-+#0 ]*\d*(?:\.\d+)?[sdrfg]")
-
-
-class TextLines(logging.Formatter):
-    """Lines for people."""
-
-    def __init__(self) -> None:
-        super().__init__(TEXT)
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line, and the exception if any; passwords in addresses are masked."""
-        return masked(super().format(record))
 
 
 class JsonLines(JsonFormatter):

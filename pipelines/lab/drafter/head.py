@@ -10,15 +10,16 @@ one checkpoint works in both. The head uses the target's embeddings and stores n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder.contracts.errors import ModelError
-from decoder.drafting.eagle3_checkpoint import HeadConfig, read_checkpoint
+from pipelines.lab.drafter.checkpoint import HeadConfig, read_checkpoint
 
 
 class KV(NamedTuple):
@@ -214,6 +215,46 @@ class Eagle3Head(nn.Module):
             drafted.append(best + self.d2t[best])
         return torch.cat(drafted).tolist()
 
+    def drafter(self, embedding: nn.Module, length: int) -> Drafter:
+        """Drafter of a new request, for chains of at most ``length`` tokens."""
+        return Drafter(self, embedding, length)
+
+
+class Drafter:
+    """Model drafter of one request: drafts chains of at most ``length`` tokens.
+
+    Tokens committed while other arms are chosen are prefilled in one pass before the next draft.
+    The cache is the same as with one pass a cycle (vLLM's drafting of zero tokens), for less time.
+    """
+
+    def __init__(self, head: Eagle3Head, embedding: nn.Module, length: int) -> None:
+        self._head, self._embedding, self._length = head, embedding, length
+        self._past: KV | None = None
+        self._hidden: Tensor | None = None
+        self._tokens: list[int] = []
+        self._aux: list[Tensor] = []
+
+    def follow(self, tokens: list[int], aux: Tensor) -> None:
+        """Add committed positions: the target's states, and the token after each."""
+        self._tokens += tokens
+        self._aux.append(aux)
+
+    def catch_up(self) -> tuple[Tensor, KV]:
+        """Prefill the added positions; returns the last state and the cache of all positions."""
+        if self._tokens:
+            tokens = torch.tensor(self._tokens, device=self._aux[0].device)
+            self._hidden, self._past = self._head.extend(
+                self._embedding, tokens, torch.cat(self._aux), self._past
+            )
+            self._tokens, self._aux = [], []
+        assert self._hidden is not None and self._past is not None
+        return self._hidden, self._past
+
+    def draft(self, room: int) -> list[int]:
+        """A draft of at most ``room`` > 0 tokens."""
+        hidden, past = self.catch_up()
+        return self._head.chain(self._embedding, hidden, past, min(self._length, room))
+
 
 def load_head(
     path: Path, *, hidden_size: int, vocab_size: int, layers: int | None = None
@@ -247,3 +288,31 @@ def load_head(
     except RuntimeError as error:
         raise ModelError(f"drafter {path} does not have the EAGLE3 layout: {error}") from error
     return head.eval()
+
+
+def head_at(name: str | Path | None) -> Callable[[Any], Eagle3Head] | None:
+    """Loads the head ``name``, a directory or a hub name, for a target's configuration; None for
+    None. The function raises as :func:`load_head`."""
+    if name is None:
+        return None
+    return lambda target: load_head(
+        _local(name),
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        layers=target.num_hidden_layers,
+    )
+
+
+def _local(name: str | Path) -> Path:
+    """The directory of a checkpoint; a hub name is downloaded."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(name)))
+    except (OSError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise ModelError(
+            f"drafter {name} is no directory and cannot be fetched from the hub: {error}"
+        ) from error

@@ -18,9 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from decoder.contracts.errors import ModelError
-from decoder.drafting.eagle3 import Eagle3Head, HeadConfig, load_head
 from decoder.engines.reference.engine import ReferenceEngine
-from decoder.engines.reference.session import Session
+from pipelines.lab.drafter.head import Eagle3Head, HeadConfig, load_head
 from pipelines.replay.rivals import method
 from tests.engines.tiny import tiny_prompt, tiny_target
 
@@ -131,8 +130,8 @@ def test_published_layouts_load_and_decode_losslessly(layout: str, tmp_path: Pat
     assert all(p.dtype == torch.float32 for p in head.parameters())
     family: Any = "llama" if config is EAGLE else "qwen3"
     engine = ReferenceEngine(tiny_target(0, family), head)
-    expected = Session(engine, method("greedy")).generate(tiny_prompt(0), 24).tokens
-    assert Session(engine, method("eagle3")).generate(tiny_prompt(0), 24).tokens == expected
+    expected = method("greedy").session(engine).generate(tiny_prompt(0), 24).tokens
+    assert method("eagle3").session(engine).generate(tiny_prompt(0), 24).tokens == expected
 
 
 def test_what_a_configuration_leaves_out_takes_the_value_it_was_trained_with(
