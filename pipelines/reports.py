@@ -72,10 +72,8 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
 Step = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
-LINE_SECONDS: Final = 30.0
-"""Between two lines if there is no terminal; shorter work prints none."""
-PACE_SECONDS: Final = 600.0
-"""The remaining time is estimated from the pace of the last seconds."""
+LINE_SECONDS: Final = 30.0  # between two lines if there is no terminal; shorter work prints none
+PACE_SECONDS: Final = 600.0  # the remaining time is estimated from the pace of the last seconds
 
 
 class Shown:

@@ -18,8 +18,7 @@ Spent = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 DRAWS: Final = 2000
 SEED: Final = 42
-LOOP: Final = 32
-"""An output loops if it repeats a run of this many tokens."""
+LOOP: Final = 32  # an output loops if it repeats a run of this many tokens
 
 
 def interval(mine: Spent, theirs: Spent) -> tuple[float, float] | None:

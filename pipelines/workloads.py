@@ -35,8 +35,7 @@ from pipelines.prompts import Message, Prompt, PromptSet
 
 Split = Literal["train", "heldout"]
 
-HELDOUT_IN_TEN = 3
-"""Held-out share of the source functions, in tenths."""
+HELDOUT_IN_TEN = 3  # held-out share of the source functions, in tenths
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,8 @@ from pipelines.reports import Step
 from pipelines.watch.ledger import Ledger, Phase
 
 SEED: Final = 42
-FEWEST: Final = 4
-"""Fewest answers of a kind of traffic for an interval."""
-Answers = Mapping[str, Sequence[Trace]]
-"""Prompts and answers by phase, in the order of answering."""
+FEWEST: Final = 4  # fewest answers of a kind of traffic for an interval
+Answers = Mapping[str, Sequence[Trace]]  # prompts and answers by phase, in the order of answering
 
 
 def cost_table(statuses: Sequence[WorkerStatus], settings: WorkerSettings) -> CostTable:

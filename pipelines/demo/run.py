@@ -39,17 +39,14 @@ from pipelines.watch.ledger import Ledger, Observer, Phase
 from pipelines.watch.page import ALL, NAMES, as_text, record, render, uplifts
 from pipelines.workloads import prompts
 
-DEFAULT_MINUTES: Final = 6.5
-"""Most minutes of traffic, from when all parts are ready."""
+DEFAULT_MINUTES: Final = 6.5  # most minutes of traffic, from when all parts are ready
 ENOUGH: Final = 20
 """Pairs of each comparison that end a phase. Their number does not depend on the outcome, so the
 interval need not be widened for repeated tests."""
-ENOUGH_DRAFTS: Final = 300
-"""Drafts predicted by the learner's policy that end its phase."""
+ENOUGH_DRAFTS: Final = 300  # drafts predicted by the learner's policy that end its phase
 DRAIN_SECONDS: Final = 60.0
 """How long the learner may read nothing new before the remaining events count as lost."""
-REPORT_SECONDS: Final = 30.0
-"""Time for a running worker or learner to send a status."""
+REPORT_SECONDS: Final = 30.0  # time for a running worker or learner to send a status
 HOME: Final = Path("var/demo")
 SETTINGS: Final[Mapping[str, str]] = {
     "HVD_WORKER_VARIANTS": "plain,suffix,model",
@@ -224,8 +221,7 @@ def status_line(ledger: Ledger) -> str:
     )
 
 
-NEVER: Final = 1e9
-"""A threshold in accepted tokens that no draft reaches."""
+NEVER: Final = 1e9  # a threshold in accepted tokens that no draft reaches
 WHY: Final = "a mistake: it drafts nothing"
 
 

@@ -26,8 +26,7 @@ from pipelines.watch.page import (
 )
 
 Summary = dict[str, Any]
-NEEDED: Final = 120
-"""Most answers of the learner's phase that a candidate needed in simulation."""
+NEEDED: Final = 120  # most answers of the learner's phase that a candidate needed in simulation
 
 
 @dataclass(frozen=True)
@@ -150,8 +149,7 @@ def _open(summary: Summary) -> str:
     return " ".join(sentences)
 
 
-LEVEL: Final = 0.05
-"""Rates are equal if the whole interval of their ratio lies within this of 1."""
+LEVEL: Final = 0.05  # rates are equal if the whole interval of their ratio lies within this of 1
 
 
 def is_level(one: Mapping[str, Any]) -> bool:

@@ -19,11 +19,9 @@ from pipelines.stack.running import KEY_VARIABLE
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import interleaved
 
-REQUEST_SECONDS: Final = 900.0
-"""Timeout of an answer; steps of seconds were seen on busy machines."""
+REQUEST_SECONDS: Final = 900.0  # timeout of an answer; steps of seconds were seen on busy machines
 IDLE_SECONDS: Final = 0.2
-FEW, MANY = 8, 40
-"""Tokens of the answers from whose times a plain step's is known."""
+FEW, MANY = 8, 40  # tokens of the answers from whose times a plain step's is known
 LEAST_S: Final = 1e-3
 """Smallest difference of the two times; a stall in the shorter one must not make a step free."""
 SLOW_S: Final = 8.0

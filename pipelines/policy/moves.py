@@ -111,8 +111,7 @@ NONE_YET: Final = (
 )
 PASSED: Final = ("learner", "first")
 """Origins of versions that passed the gate, or that every scope starts with."""
-KEPT_TAGS: Final = ("target", "drafter")
-"""The model's tags that a version from a file inherits."""
+KEPT_TAGS: Final = ("target", "drafter")  # the model's tags that a version from a file inherits
 
 
 def promote(model: Model, wanted: str, why: str, *, force: bool) -> dict[str, Any]:

@@ -28,16 +28,14 @@ from learner.training.rows import Rows, from_batch
 from pipelines.replay.method import Method
 from pipelines.replay.rivals import deciding
 
-UNLIMITED: Final = 1 << 20
-"""Context length of a replay; the recorded output fitted its own."""
+UNLIMITED: Final = 1 << 20  # context length of a replay; the recorded output fitted its own
 
 
 Ids = NDArray[np.int32]
 Ints = NDArray[np.int32]
 
 
-ALLOWED: Final = 1024
-"""Output tokens that a request may generate if the recording does not say."""
+ALLOWED: Final = 1024  # output tokens that a request may generate if the recording does not say
 
 
 @dataclass(frozen=True)
@@ -245,8 +243,7 @@ def oracle_cycles(
             done += len(committed)
 
 
-PAST: Final = 0
-"""An arbitrary token, for positions behind the end of an output."""
+PAST: Final = 0  # an arbitrary token, for positions behind the end of an output
 
 
 class Engine:

@@ -14,8 +14,7 @@ from decoder.core.events import Sink
 from decoder.core.requests import RequestOptions
 from decoder.telemetry.ring import HEAD, SETTLED, Ring
 
-ROOM: Final = 4096
-"""Most rows between two settlements."""
+ROOM: Final = 4096  # most rows between two settlements
 ORIGIN: Final = Origin("lab", "lab", "0")
 
 

@@ -25,16 +25,12 @@ from decoder.policy.pricing import token_value
 from pipelines.replay.events import EventLog
 from pipelines.replay.method import Method
 
-NEVER, ALWAYS = inf, 0.0
-"""Thresholds of policies that verify no cache draft, and all of them."""
-PAPER_FACTOR: Final = 1.0
-"""Draft tokens for each matched token, of the baselines (paper, Table 7)."""
-HALVES: Final = 1024
-"""Steps after which counts are halved."""
+NEVER, ALWAYS = inf, 0.0  # thresholds of policies that verify no cache draft, and all of them
+PAPER_FACTOR: Final = 1.0  # draft tokens for each matched token, of the baselines (paper, Table 7)
+HALVES: Final = 1024  # steps after which counts are halved
 MATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 """Longest match of each bucket; a ninth bucket holds longer ones."""
-POSITIONS: Final = 64
-"""Positions with counts of their own; later ones share the last."""
+POSITIONS: Final = 64  # positions with counts of their own; later ones share the last
 _LOCAL, _MATCH, LENGTH = (FEATURES.index(n) for n in ("local", "match_len", "draft_len"))
 
 

@@ -16,10 +16,8 @@ from pipelines.reports import Step
 from pipelines.stats import Spent
 
 HYBRID: Final = "hybrid"
-ALONE: Final = ("greedy", "eagle3")
-"""Baselines without a router."""
-LONGER: Final = 2.0
-"""Draft tokens for each matched token, in names that end in ``@2``."""
+ALONE: Final = ("greedy", "eagle3")  # baselines without a router
+LONGER: Final = 2.0  # draft tokens for each matched token, in names that end in ``@2``
 
 
 def rivals(model_len: int) -> dict[str, Method]:

@@ -33,8 +33,7 @@ DRAIN_SECONDS: Final = 5
 fleet passes a longer ``--shutdown-timeout``."""
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The folder where vLLM's API process reads other processes' metrics."""
-METRICS_ROOM: Final = 4 << 20
-"""Bytes for the metrics, with a reserve."""
+METRICS_ROOM: Final = 4 << 20  # bytes for the metrics, with a reserve
 MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
 """Assigns requests to tenants; it overrides what clients claim."""
 DRAINING: Final = "decoder.engines.vllm.draining.DrainingMiddleware"

@@ -21,8 +21,7 @@ from pipelines.stack.processes import Part
 
 START_SECONDS: Final = 30.0
 REQUEST_MS: Final = 5_000
-VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"
-"""If it is set, no broker is started here."""
+VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"  # if it is set, no broker is started here
 EMBEDDED_LIMITS: Final = {"retention.bytes": str(8 << 20), "segment.bytes": str(1 << 20)}
 """The embedded broker keeps its topics in memory and rewrites them to disk whole, at three times
 their size. Without limits 30 MB of telemetry would cost a quarter of a core."""

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     import psutil
 
 TAIL_LINES: Final = 12
-TAIL_BYTES: Final = 16_384
-"""Bytes read from the end of a log, which may have grown for weeks."""
+TAIL_BYTES: Final = 16_384  # bytes read from the end of a log, which may have grown for weeks
 STOP_SECONDS: Final = 15.0
 """From SIGTERM to SIGKILL. Meanwhile a worker sends its last events, and the learner saves a
 checkpoint."""
@@ -182,8 +181,7 @@ def stop(children: Sequence[Child], seconds: float = STOP_SECONDS) -> None:
 
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-AGAIN_S: Final = 0.05
-"""Delay before a lost signal is raised again."""
+AGAIN_S: Final = 0.05  # delay before a lost signal is raised again
 
 
 @contextlib.contextmanager

@@ -32,17 +32,14 @@ from pipelines.reports import Shown, write_json
 from pipelines.stack import broker, processes
 from pipelines.stack.processes import Child, Part, begin
 
-REGISTRY_SECONDS: Final = 120.0
-"""The first start runs a hundred database migrations."""
-WORKER_SECONDS: Final = 900.0
-"""One to three minutes; on two busy cores it took more than five."""
+REGISTRY_SECONDS: Final = 120.0  # the first start runs a hundred database migrations
+WORKER_SECONDS: Final = 900.0  # one to three minutes; on two busy cores it took more than five
 LEARNER_NICENESS: Final = 10
 """The learner must not take processor time from the serving model on the same cores."""
 STOPPED: Final = ("worker", "learner", "registry", "broker")
 """Order of stopping: the last events need a broker, the last promotion a registry."""
 TRACKING_VARIABLE: Final = "HVD_LEARNER_MLFLOW_TRACKING_URI"
-KEY_VARIABLE: Final = "VLLM_API_KEY"
-"""If it is set, the worker refuses requests without this key."""
+KEY_VARIABLE: Final = "VLLM_API_KEY"  # if it is set, the worker refuses requests without this key
 HVD: Final = (sys.executable, "-m", "pipelines.cli")
 
 

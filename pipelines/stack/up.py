@@ -95,8 +95,7 @@ Parts that end are restarted. Ctrl-C stops everything.
     return re.sub("^# .*", r"[dim]\g<0>[/dim]", escape(text), flags=re.M)
 
 
-LOG_CHARACTERS: Final = 160
-"""Most characters shown of a log's last line."""
+LOG_CHARACTERS: Final = 160  # most characters shown of a log's last line
 
 
 MAX_PAUSE: Final = 60.0

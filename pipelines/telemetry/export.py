@@ -28,14 +28,12 @@ from pipelines.telemetry.reading import reading, records, spans
 
 FORMAT: Final = "hvd.export.v1"
 NOTE: Final = "export.json"
-ROWS_A_FILE: Final = 100_000
-"""About 50 MB in memory, and a tenth of that on disk."""
+ROWS_A_FILE: Final = 100_000  # about 50 MB in memory, and a tenth of that on disk
 COUNTED: Final = ("records", "refused", "unreadable", "removed")
 """Records read, of these invalid ones, records that cannot be decompressed, and records that
 expired since the last export."""
 
-Piece = tuple[int, EventBatch]
-"""A record's partition and its events."""
+Piece = tuple[int, EventBatch]  # a record's partition and its events
 
 
 @dataclass

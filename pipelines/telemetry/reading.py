@@ -17,8 +17,7 @@ from decoder.kafka.clients import AWAY, close, fetch, listens, offsets, open_con
 from decoder.kafka.codec import Unreadable
 
 ANSWER_MS: Final = 200
-PATIENCE_S: Final = 30.0
-"""Timeout for records that are known to exist."""
+PATIENCE_S: Final = 30.0  # timeout for records that are known to exist
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from pipelines.telemetry.reading import reading, records, spans
 
-DELTA: Final = 0.002
-"""Significance level of a cut: river's default."""
+DELTA: Final = 0.002  # significance level of a cut: river's default
 WORKLOADS: Final = 200
 """Most workloads to follow by name, since clients choose the names; later ones count as
 ``OTHERS``."""

@@ -41,14 +41,12 @@ NUMBERS: Final = (
     *("number", "time", "policy_version", "draft_len", "predicted", "accepted"),
     *("verified_len", "model_accepted"),
 )
-KEPT_NUMBERS: Final = 100_000
-"""Event numbers to remember; a repeated record arrives within seconds."""
+KEPT_NUMBERS: Final = 100_000  # event numbers to remember; a repeated record arrives within seconds
 
 KEPT_PUBLICATIONS: Final = 256
 AHEAD_S: Final = 60.0
 """Machines' clocks differ by less. Records from further in the future would never expire."""
-LEARNED: Final = "learner"
-"""Origin, in its provenance, of a policy that the learner trained."""
+LEARNED: Final = "learner"  # origin, in its provenance, of a policy that the learner trained
 
 
 @dataclass(frozen=True)

@@ -39,15 +39,13 @@ from pipelines.watch.page import (
 
 TITLE: Final = "Adaptive decoding, live"
 HISTORY_S: Final = 3600.0
-FRESH_S: Final = 4.0
-"""Figures are computed at most this often, since they take a part of a core."""
+FRESH_S: Final = 4.0  # figures are computed at most this often, since they take a part of a core
 HOSTS: Final = ("127.0.0.1", "localhost")
 """Accepted host names. Another name may be a foreign page's that resolves to this machine (DNS
 rebinding)."""
 
 
-LOG_BYTES: Final = 1 << 16
-"""Bytes shown of a log's end."""
+LOG_BYTES: Final = 1 << 16  # bytes shown of a log's end
 
 
 def links_to(api: str, tracking_uri: str, parts: Iterable[str]) -> dict[str, str]:
@@ -132,10 +130,8 @@ class _Page:
         return 200, "application/json", json.dumps(now, allow_nan=False)
 
 
-SILENT_S: Final = 15.0
-"""Statuses arrive every second; after this silence the sender is gone."""
-CLOSE: Final = 0.05
-"""Half the width, as a share, at which an interval is narrow enough."""
+SILENT_S: Final = 15.0  # statuses arrive every second; after this silence the sender is gone
+CLOSE: Final = 0.05  # half the width, as a share, at which an interval is narrow enough
 
 
 def sentences(ledger: Ledger, links: Mapping[str, str]) -> list[dict[str, str]]:

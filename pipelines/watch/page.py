@@ -38,8 +38,7 @@ NAMES: Final[Mapping[str, str]] = {
     FIRST: "the frozen first policy",
 }
 """Variants to compare the serving policy with, and their names."""
-FIXED: Final = (PLAIN, SUFFIX, MODEL)
-"""Those that are fixed methods."""
+FIXED: Final = (PLAIN, SUFFIX, MODEL)  # those that are fixed methods
 ALL: Final = "(all)"
 
 

@@ -17,8 +17,7 @@ from typing import Any, Final
 from decoder.contracts.errors import ModelError, SettingsError
 from pipelines.prompts import Message, Prompt, PromptSet
 
-SPLIT_SEED: Final = 42
-"""Table 6."""
+SPLIT_SEED: Final = 42  # Table 6
 
 Row = Mapping[str, Any]
 Builder = Callable[[Row], list[Message]]
@@ -128,8 +127,7 @@ infinitebench = _filled(
 )
 cnn_dailymail = _filled("Summarise this article in a few sentences.\n\n{article}")
 gov_report = _filled("Write a one-page summary of this report.\n\n{report}", "Summary:")
-mt_bench = _filled("{prompt[0]}")
-"""The first turn of a question."""
+mt_bench = _filled("{prompt[0]}")  # the first turn of a question
 
 
 @dataclass(frozen=True)

@@ -28,20 +28,16 @@ from learner.ingest.source import Fetched
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
 
-RECORD: Final = 256
-"""Events of a record, as a busy worker fills it."""
+RECORD: Final = 256  # events of a record, as a busy worker fills it
 TEMPLATES: Final = 64
 """Records with events of their own; the others repeat these under other names and times."""
-CYCLES: Final = 32
-"""Cycles of a request."""
+CYCLES: Final = 32  # cycles of a request
 DRAFTS: Final = 0.5
 """Share of cycles with a cache draft. Only these have features, which cost more."""
-PER_SECOND: Final = 50_000.0
-"""Events a second by the records' timestamps."""
+PER_SECOND: Final = 50_000.0  # events a second by the records' timestamps
 CHECKPOINTS: Final = (1_000_000, 5_000_000, 10_000_000)
 """Numbers of events after which memory is measured; growth after the first is a leak."""
-SAMPLED: Final = 1 / 16
-"""Share of the requests whose rows a separate intake forwards."""
+SAMPLED: Final = 1 / 16  # share of the requests whose rows a separate intake forwards
 BEGAN: Final = 1_700_000_000.0
 
 

@@ -159,8 +159,7 @@ class Model(NamedTuple):
         return cls(embed, layers, ones(), lm_head, fc, ones(), head, ones(), head_lm)
 
 
-Key = tuple[Any, ...]
-"""A step: ``("verify", tokens, max_query)`` or ``("draft", k)``."""
+Key = tuple[Any, ...]  # a step: ``("verify", tokens, max_query)`` or ``("draft", k)``
 
 
 class Engine:

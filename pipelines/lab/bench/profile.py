@@ -12,13 +12,10 @@ from decoder.core.costs import LiveCosts
 from decoder.engines.reference.engine import ReferenceEngine
 from pipelines.replay.method import Method
 
-CONTEXT: Final = 64
-"""Tokens of context before the timed steps."""
-MOST: Final = 128
-"""Tokens of the largest step."""
+CONTEXT: Final = 64  # tokens of context before the timed steps
+MOST: Final = 128  # tokens of the largest step
 SECONDS: Final = 5.0
-ATTEMPTS: Final = 3
-"""Profiles to try until one is consistent."""
+ATTEMPTS: Final = 3  # profiles to try until one is consistent
 
 log = logging.getLogger(__name__)
 

@@ -36,26 +36,19 @@ from pipelines.stats import median
 
 T = TypeVar("T")
 
-DRAFTED: Final = -1
-"""A token of a model draft."""
+DRAFTED: Final = -1  # a token of a model draft
 VOCABULARY: Final = 49_152
 LONGEST: Final = 64
-LONG_PROMPT: Final = 32_000
-"""Tokens of a prompt that arrives while the others decode."""
-OUTPUT: Final = 1_200
-"""Tokens of an answer."""
+LONG_PROMPT: Final = 32_000  # tokens of a prompt that arrives while the others decode
+OUTPUT: Final = 1_200  # tokens of an answer
 COPIED: Final = 0.35
 SHARED: Final = 0.15
 """Probability that a passage copies the request's own text, or the tenant's pool."""
-PASSAGE: Final = (20.0, 8.0)
-"""Mean tokens of a copied passage, and of a new one."""
-CHANCE: Final = 0.5
-"""Probability that a token of a model draft is accepted, given those before it."""
+PASSAGE: Final = (20.0, 8.0)  # mean tokens of a copied passage, and of a new one
+CHANCE: Final = 0.5  # probability that a token of a model draft is accepted, given those before it
 WARM_UP_STEPS: Final = 40
-BESIDE: Final = 140
-"""Steps beside each long prompt; its indexing takes fewer."""
-CACHE_BYTES: Final = 64 << 20
-"""Bytes written to evict the processor's caches."""
+BESIDE: Final = 140  # steps beside each long prompt; its indexing takes fewer
+CACHE_BYTES: Final = 64 << 20  # bytes written to evict the processor's caches
 
 _WEIGHTS: Final = np.cumsum(1.0 / (np.arange(VOCABULARY) + 2.7))
 _SHARES: Final = _WEIGHTS / _WEIGHTS[-1]

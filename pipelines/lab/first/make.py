@@ -27,8 +27,7 @@ ALLOWED: Final = ("MIT", "Apache-2.0")
 ACCEPTS: Final = (0.0, 3.5)
 """Range of drafters' mean accepted lengths, where none was recorded. It is drawn by session, so
 that the policy must learn it from the running mean, which is a feature."""
-EPOCHS: Final = 10
-"""A third of a refit's; more would fit what is peculiar to these sets."""
+EPOCHS: Final = 10  # a third of a refit's; more would fit what is peculiar to these sets
 SEED: Final = 42
 
 

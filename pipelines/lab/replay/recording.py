@@ -21,17 +21,14 @@ from pipelines.lab.replay.traces import read
 from pipelines.replay.engine import Trace
 from pipelines.reports import Step, write_text
 
-AT_ONCE: Final = 16
-"""Answers generated and saved together."""
+AT_ONCE: Final = 16  # answers generated and saved together
 
 Ids = Sequence[int]
-Sets = Mapping[str, Sequence[Ids]]
-"""Prompts as token ids, at most :data:`PROMPT` each, by set."""
+Sets = Mapping[str, Sequence[Ids]]  # prompts as token ids, at most :data:`PROMPT` each, by set
 
 
 PROMPT: Final = 256
-ANSWER: Final = 128
-"""Most tokens of a prompt and of its answer, as in the documentation's figures."""
+ANSWER: Final = 128  # most tokens of a prompt and of its answer, as in the documentation's figures
 
 
 def folder_of() -> Path:

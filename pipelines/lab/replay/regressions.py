@@ -20,8 +20,7 @@ from decoder.core.choice import Chosen, Step
 from pipelines.replay.method import Method
 from pipelines.replay.rivals import ALWAYS, LENGTH, POSITIONS, priced
 
-RATE: Final = 0.001
-"""Learning rate of the linear regression."""
+RATE: Final = 0.001  # learning rate of the linear regression
 
 
 class Regression:

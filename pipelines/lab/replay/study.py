@@ -133,10 +133,8 @@ _CAPTION: Final = (
 )
 
 
-CONTEXT: Final = 16_384
-"""Most tokens of a prompt with its output."""
-PROMPTS: Final = 12
-"""Prompts recorded of each set by default."""
+CONTEXT: Final = 16_384  # most tokens of a prompt with its output
+PROMPTS: Final = 12  # prompts recorded of each set by default
 Sets = Mapping[str, Parts]
 
 
@@ -191,8 +189,7 @@ def of_prompts(
     return {n: Parts([], [], recording.traces_of(folder_used, n, ids)) for n, ids in wanted.items()}
 
 
-MIN_ROWS: Final = 500
-"""Fewest labelled drafts to train a survival policy on."""
+MIN_ROWS: Final = 500  # fewest labelled drafts to train a survival policy on
 EPOCHS: Final = 30
 TRAINING_FACTOR: Final = 2.0
 """Factor by which training drafts are longer than a worker's. A policy that has seen longer drafts

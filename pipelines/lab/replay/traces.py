@@ -24,8 +24,7 @@ from decoder.contracts.errors import TraceError
 from pipelines.prompts import Message
 from pipelines.replay.engine import ALLOWED, Ids, Trace
 
-BATCH: Final = 64
-"""Lines between two progress calls."""
+BATCH: Final = 64  # lines between two progress calls
 
 
 @dataclass

@@ -35,8 +35,7 @@ from decoder.contracts.errors import SettingsError
 from pipelines import workloads
 from pipelines.prompts import Message, Prompt, PromptSet, fitting, read_folder
 
-REQUEST_SECONDS: Final = 600.0
-"""Read timeout of an answer while its server runs."""
+REQUEST_SECONDS: Final = 600.0  # read timeout of an answer while its server runs
 
 
 @dataclass(frozen=True)
@@ -177,8 +176,7 @@ FURTHER: Final = (
     "Compare all that you were shown so far in a list, with quotes.",
 )
 """Every other turn of the project's sessions: a request about the previous answer."""
-ANSWER: Final = {"role": "assistant", "content": ""}
-"""Marks the place of the server's answer."""
+ANSWER: Final = {"role": "assistant", "content": ""}  # marks the place of the server's answer
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ from pipelines.stack.processes import Part
 from pipelines.stack.running import responds
 
 WARM_UP_TOKENS: Final = 16
-START_SECONDS: Final = 900.0
-"""Compiling and capturing a large model takes minutes."""
+START_SECONDS: Final = 900.0  # compiling and capturing a large model takes minutes
 COUNTER_SECONDS: Final = 10.0
 """How long a server's counters may lag behind its answers; it counts a step after sending."""
 COUNTED: Final = {
@@ -53,8 +52,7 @@ COUNTED: Final = {
 draft in full even if it runs past the end of an answer, so it is a little high for short
 answers."""
 
-Counters = dict[str, int]
-"""Counts by the names in ``COUNTED``, or their growth."""
+Counters = dict[str, int]  # counts by the names in ``COUNTED``, or their growth
 Launch = Callable[[Plan, Setup, int], tuple[list[str], dict[str, str]]]
 """Argument list and environment of a setup's server on a port of 127.0.0.1."""
 

@@ -249,8 +249,7 @@ def unequal(report: dict[str, Any]) -> list[str]:
     ]
 
 
-WIDTH: Final = 180
-"""Width of the table in characters."""
+WIDTH: Final = 180  # width of the table in characters
 
 
 def table_columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
