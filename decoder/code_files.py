@@ -49,10 +49,11 @@ def _source_of(file: str) -> tuple[str, list[str]]:
     """Digest of a source file, and the names of what it imports at its top level."""
     try:
         text = Path(file).read_bytes()
-    except OSError:  # from a zip: numba's key has the byte code
-        return "", []
+        statements = ast.parse(text).body
+    except (OSError, SyntaxError, ValueError):  # from a zip, or without source
+        return "", []  # numba's key has the byte code
     imported = list[str]()
-    for node in ast.parse(text).body:
+    for node in statements:
         if isinstance(node, ast.Import):
             imported += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):

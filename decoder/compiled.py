@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from inspect import signature
 from itertools import count
-from operator import is_
 from typing import (
     Annotated,
     Any,
     Final,
-    Generic,
     TypeVar,
     cast,
     get_args,
@@ -63,7 +61,7 @@ ConstantArray = Annotated[NDArray[np.float64], 1, "readonly"]
 """Annotations of arguments and fields: contiguous arrays by dtype and number of dimensions. An
 array of records is ``Annotated[NDArray[Any], DTYPE]``. Signatures are derived from these."""
 Handle = Annotated[NDArray[np.int64], 1]
-"""Result of :meth:`Handles.of`: addresses and shapes of a named tuple's arrays."""
+"""Result of :func:`handle_of`: addresses and shapes of a named tuple's arrays."""
 
 
 def type_of(annotation: Any) -> Any:
@@ -82,26 +80,11 @@ def type_of(annotation: Any) -> Any:
     return numba.types.Array(dtype, first, "C", readonly=bool(rest))
 
 
-class Handles(Generic[T]):
-    """Passes many arrays as one argument: unboxing one costs a compiled call 40 ns or more.
-
-    Keeps the arrays alive. A function from :func:`opener` reads their addresses.
-    """
-
-    __slots__ = ("_arrays", "_handle")
-
-    def __init__(self) -> None:
-        self._arrays: tuple[Any, ...] = ()
-        self._handle: Any = None
-
-    def of(self, arrays: T) -> Any:
-        """Handle of a named tuple of arrays or of such tuples; without numba the tuple itself.
-        Rebuilt when an array was replaced."""
-        if not (self._arrays and all(map(is_, arrays, self._arrays))):  # type: ignore[call-overload]
-            self._arrays = self._handle = arrays  # type: ignore[assignment]
-            if jitted():
-                self._handle = np.array([*_numbers_of(arrays)], np.int64)
-        return self._handle
+def handle_of(arrays: Any) -> Any:
+    """Handle of a named tuple of arrays or of such tuples, which must outlive it; without numba the
+    tuple itself. It passes many arrays as one argument: unboxing one costs a compiled call 40 ns or
+    more. A function from :func:`opener` reads their addresses."""
+    return np.array([*_numbers_of(arrays)], np.int64) if jitted() else arrays
 
 
 def _numbers_of(arrays: Any) -> Iterator[int]:
@@ -149,6 +132,25 @@ def opener(kind: type[T]) -> Callable[[Any], T]:
         return value_of(opened)
 
     return cast("Callable[[Any], T]", intrinsic(lambda _, handle: (opened(handle), generate)))
+
+
+def bit_length(number: int) -> int:
+    """Bits of a number from 0 on, in compiled code too."""
+    return int(number).bit_length()
+
+
+if jitted():
+    from numba.core import cgutils, types
+
+    def _bit_length(context: Any, number: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            leading = builder.ctlz(arguments[0], cgutils.false_bit)
+            return builder.sub(context.get_constant(types.int64, 64), leading)
+
+        return types.int64(types.int64), generate
+
+    compiled_bit_length: Any = intrinsic(_bit_length)
+    bit_length = compiled_bit_length
 
 
 def compilable(*functions: Any) -> None:

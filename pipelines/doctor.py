@@ -10,12 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from decoder.contracts.errors import EngineError, HvdError, ProcessError, SettingsError
-from decoder.contracts.loopback import proxy_of
 from decoder.contracts.masking import masked
 from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS, TOPICS, Topic
 from decoder.settings import WorkerSettings
 from decoder.tenancy.key import VARIABLE, key_of
+from learner.proxies import proxy_of
 from learner.topics import (
     CLEANUP,
     REQUEST_MS,

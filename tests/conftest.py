@@ -23,9 +23,9 @@ with warnings.catch_warnings():
 
 from decoder.contracts.bundle import OUTPUTS, Kind, Policy
 from decoder.contracts.features import NUM_FEATURES, TOKEN_CLASSES
-from decoder.contracts.loopback import exempt
 from decoder.contracts.settings import KafkaSettings
 from decoder.kafka.clients import Network
+from learner.proxies import exempt
 from learner.status import BRIEF
 from pipelines.stack.running import SERVER_OPTIONS
 

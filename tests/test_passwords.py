@@ -17,13 +17,14 @@ from decoder.contracts.errors import (
     SchemaUnknown,
     SettingsError,
 )
-from decoder.contracts.masking import masked, masked_variables, without_login
+from decoder.contracts.masking import masked, without_login
 from decoder.contracts.settings import KafkaSettings
 from decoder.kafka.tokens import Tokens
 from learner.__main__ import main
 from learner.release.registry import Registry
 from learner.settings import LearnerSettings
 from pipelines import doctor
+from pipelines.lab.bench.serve.setups import masked_variables
 from pipelines.stack.running import TRACKING_VARIABLE
 
 # mlflow uses parts of sqlalchemy that are to go; that is theirs to mend

@@ -36,8 +36,7 @@ holds all later positions."""
 PROBES: Final = 16
 """Most probes of a bundle: rows of features, with the outputs that its maker computed for them."""
 BUCKETS: Final = len(BUCKET_ENDS) + 1
-MAX_DRAFT: Final = 512
-"""Longest cache draft that can be configured."""
+MAX_DRAFT: Final = 512  # longest cache draft that can be configured
 BUCKET_OF: Final = np.searchsorted(np.array(BUCKET_ENDS), np.arange(1, MAX_DRAFT + 1))
 """Bucket of draft position ``j`` at index ``j - 1``: int64 [MAX_DRAFT]."""
 
@@ -59,8 +58,7 @@ LAST_PUBLICATION: Final = 2**53
 MAX_PROVENANCE: Final = 65_536
 MAX_LAYERS: Final = 16
 _DEPTH: Final = 16
-PARAMETERS: Final = (-1e30, 1e30)
-"""Bounds of a policy's parameters, exclusive."""
+PARAMETERS: Final = (-1e30, 1e30)  # bounds of a policy's parameters, exclusive
 
 Kind = Literal["frequency", "payoff", "survival"]
 OUTPUTS: Final[dict[str, int]] = {"frequency": 0, "payoff": 1, "survival": BUCKETS}
@@ -143,7 +141,7 @@ class Policy:
 def frequency_policy(scope: str, threshold: float = 2.0) -> Policy:
     """The baseline, which needs no training: verify a cache draft whose counted score reaches
     ``threshold``."""
-    return Policy(scope=scope, version=0, threshold=threshold, kind="frequency")
+    return Policy(scope, 0, threshold, "frequency")
 
 
 Arrays = dict[str, FloatArray]

@@ -2,18 +2,10 @@
 
 ::
 
-    HvdError
-    |-- SettingsError     a setting has an unknown name or a value out of range
-    |-- ModelError        a model, drafter or tokenizer is missing or does not fit
-    |-- EngineError       the serving engine cannot host hybrid decoding as configured
-    |-- BrokerError       Kafka cannot be reached or refuses what was asked
-    |-- RegistryError     MLflow cannot be reached or holds something unusable
-    |-- ProcessError      a process of the stack did not start, or died
-    |-- TraceError        recorded generations cannot be read, or hold too little
-    `-- ContractError     a message violates the contract of its topic
-        |-- EventRefused  a draft-event record (counted, then dead-lettered)
-        |   `-- SchemaUnknown   of another feature schema (counted, skipped)
-        `-- PolicyRefused a policy bundle (the serving policy stays)
+    HvdError -- SettingsError, ModelError, EngineError, BrokerError, RegistryError, ProcessError,
+    |           TraceError
+    `-- ContractError -- PolicyRefused
+        `-- EventRefused -- SchemaUnknown
 
 A message says what was wrong, where, and what to do about it.
 """

@@ -20,10 +20,9 @@ Changes within v2 are additive only.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sized
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, compress
+from itertools import chain
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
@@ -36,7 +35,7 @@ from decoder.contracts import fields
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import EventRefused, SchemaUnknown
 from decoder.contracts.features import FEATURES, SCHEMA_ID, FloatArray
-from decoder.contracts.fields import COLUMNS, FIELDS, NAME_LENGTH, NUMBERS, STRINGS
+from decoder.contracts.fields import FIELDS, NAME_LENGTH, NUMBERS, STRINGS
 from decoder.contracts.identity import Named, Pseudonyms, is_pseudonym, is_readable
 
 CONTRACT: Final = "hvd.drafts.v2"
@@ -49,8 +48,7 @@ DECIMALS: Final = 5
 """Decimals of features on the topic."""
 PSEUDONYMISED: Final[tuple[Named, ...]] = ("request", "tenant", "session", "workload")
 """Columns of names, which are sent as pseudonyms."""
-_FALLBACK: Final = Pseudonyms()
-"""For names that were not pseudonymised with the operator's key."""
+_FALLBACK: Final = Pseudonyms()  # for names that were not pseudonymised with the operator's key
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +218,7 @@ def decode_batch(value: bytes) -> EventBatch:
             the wrong type, or a number out of its range; the record is refused whole.
     """
     try:
-        record = DraftRecord.model_validate(_parsed(value))
-        if _may_hold_booleans(value):  # arrays would read them as 1 and 0
-            _check_booleans(record)
-        return _decoded(record)
+        return _decoded(DraftRecord.model_validate(_parsed(value)))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "record"
@@ -240,20 +235,6 @@ def _parsed(value: bytes) -> Any:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
         return from_json(value)  # accepts NaN and Infinity, which the range check refuses
-
-
-def _may_hold_booleans(value: bytes) -> bool:
-    """Whether ``ru`` or ``ls``, of ``true`` and ``false``, occurs: a tenth of the time of a search
-    for the words, and otherwise only names contain them."""
-    text = np.frombuffer(value, np.uint8)
-    return any(((text[:-1] == a) & (text[1:] == b)).any() for a, b in (b"ru", b"ls"))
-
-
-def _check_booleans(record: DraftRecord) -> None:
-    known = [record.columns.get(name, ()) for name in COLUMNS]
-    for column in (*known, *record.features.values()):
-        if bool in set(map(type, column)):
-            raise EventRefused("draft-event record refused: a boolean is no number")
 
 
 def _decoded(record: DraftRecord) -> EventBatch:
@@ -288,8 +269,7 @@ def _check_record(record: DraftRecord) -> None:
     if record.scope == ANY_SCOPE:
         raise EventRefused(f"draft events of scope {ANY_SCOPE}: a worker has its own", "range")
     if record.schema_id != SCHEMA_ID:
-        if not _types(record.features) <= _FEATURE:
-            raise EventRefused("draft events with a feature that is no number")
+        _check_types(record)
         raise SchemaUnknown(record.schema_id, SCHEMA_ID)
     if not 0 <= record.sequence <= 2**53:
         raise EventRefused(f"draft-event record of sequence {record.sequence}", "range")
@@ -298,44 +278,36 @@ def _check_record(record: DraftRecord) -> None:
 
 
 def _array(field: fields.Field, column: list[Any]) -> NDArray[Any]:
-    """``column`` as numbers.
+    """``column`` as numbers, -1 for null.
 
     Raises:
-        TypeError, OverflowError: a value is no such number.
+        OverflowError: a value is out of its type's range.
     """
-    code = "q" if field.kind == "integer" else "d"
-    if not field.nullable:
-        return np.array(array(code, column))
-    values = np.array(array(code, [value for value in column if value is not None]))
-    if values.min(initial=0) < 0:
-        raise EventRefused(f"draft events with a negative {field.name}", "range")
-    known = np.full(len(column), -1)
-    known[[value is not None for value in column]] = values
-    return known
+    allowed = {int} if field.kind == "integer" else {int, float}
+    if not set(map(type, column)) - ({type(None)} if field.nullable else set()) <= allowed:
+        raise EventRefused(f"draft events with a {field.name} that is no {field.kind}")
+    if field.nullable:
+        if min((value for value in column if value is not None), default=0) < 0:
+            raise EventRefused(f"draft events with a negative {field.name}", "range")
+        column = [-1 if value is None else value for value in column]
+    return np.array(column, np.int64 if field.kind == "integer" else np.float64)
 
 
 def _features(record: DraftRecord, numbers: Mapping[str, NDArray[Any]]) -> FloatArray:
     """Float32 [n, features], NaN in rows without a draft, in which all must be null. Also checks
     ``numbers``."""
+    _check_types(record)
     drafted = numbers["draft_len"] > 0
-    columns = [record.features[name] for name in FEATURES]
-    mask, nulls = drafted.tolist(), record.rows - np.count_nonzero(drafted)
-    try:
-        values = array("d", list(chain.from_iterable(compress(each, mask) for each in columns)))
-        if any(each.count(None) != nulls for each in columns):
-            raise TypeError("a row without a draft has some")
-    except TypeError as error:
-        reason = "range" if _types(record.features) <= _FEATURE else "malformed"
-        raise EventRefused(f"draft events with wrong features: {error}", reason) from error
-    matrix = np.frombuffer(values).reshape(len(FEATURES), -1).T
-    _check(numbers, matrix)
-    features = np.full((record.rows, len(FEATURES)), np.nan, np.float32)
-    features[drafted] = matrix
-    return features
+    features = np.array([record.features[name] for name in FEATURES], np.float64).T
+    if not np.isnan(features[~drafted]).all():
+        raise EventRefused("draft events with features of no draft", "range")
+    _check(numbers, features[drafted])
+    return features.astype(np.float32)
+
+
+def _check_types(record: DraftRecord) -> None:
+    if not set(map(type, chain.from_iterable(record.features.values()))) <= _FEATURE:
+        raise EventRefused("draft events with a feature that is no number")
 
 
 _FEATURE: Final = {int, float, type(None)}
-
-
-def _types(columns: Mapping[str, list[Any]]) -> set[type]:
-    return set(map(type, chain.from_iterable(columns.values())))

@@ -18,8 +18,7 @@ Scope = Literal["cycle", "step", "request"]
 Kind = Literal["integer", "number", "string"]
 """The type of a value on the topic, in JSON Schema's words."""
 
-NAME_LENGTH: Final = 64
-"""Most characters of a string."""
+NAME_LENGTH: Final = 64  # most characters of a string
 _COUNT: Final = (0, 2**31 - 1)
 _LARGE: Final = (0, 2**53)
 _TOKENS: Final = (0, MAX_DRAFT)

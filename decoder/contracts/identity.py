@@ -15,8 +15,7 @@ from typing import Final, Literal
 
 Named = Literal["request", "tenant", "session", "salt", "workload"]
 
-DIGITS: Final = 24
-"""Hexadecimal digits of a pseudonym: at 96 bits, a billion names do not collide."""
+DIGITS: Final = 24  # hexadecimal digits of a pseudonym: at 96 bits, a billion names do not collide
 
 
 class Pseudonyms:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Final
 
 _AUTHORITY: Final = re.compile(
@@ -19,7 +18,6 @@ _SECRET_PARAMETER: Final = re.compile(
     r"(?i)([?&;][\w.-]*(?:password|passwd|pwd|secret|token|signature|credential|key|sig)=)"
     r"[^\s&;'\"<>]+"
 )
-_SECRET_NAME: Final = re.compile(r"(?i)(PASSWORD|SECRET|TOKEN|KEY)$")
 
 
 def masked(text: str) -> str:
@@ -29,14 +27,6 @@ def masked(text: str) -> str:
     ``/`` and ``@`` included.
     """
     return _SECRET_PARAMETER.sub(r"\1***", _AUTHORITY.sub(lambda m: _host(m[0], "***@"), text))
-
-
-def masked_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables as a report may show them, by name."""
-    return {
-        name: "***" if _SECRET_NAME.search(name) else masked(value)
-        for name, value in sorted(variables.items())
-    }
 
 
 def without_login(address: str) -> str:

@@ -40,11 +40,9 @@ _KUBERNETES_SERVICE = re.compile(
 """Variables that Kubernetes sets in every container of a namespace for a service named like
 ``hvd-learner``."""
 
-SHORTEST_KEY = 16
-"""Bytes of a key; a shorter one could be guessed."""
+SHORTEST_KEY = 16  # bytes of a key; a shorter one could be guessed
 _PORT = re.compile("[1-9][0-9]{0,4}")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-"""What is no UTF-8 in the environment."""
+_SURROGATE = re.compile("[\ud800-\udfff]")  # what is no UTF-8 in the environment
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 100  # a value may be a whole file, pasted by mistake
 

@@ -24,8 +24,7 @@ SUFFIX: Final = "suffix"
 MODEL: Final = "model"
 """Variants beside the policies of a role: no speculation, stock suffix decoding, and the model
 draft in every cycle. Readers keep variants that they do not know."""
-HOLDOUT_VARIANTS: Final = (PLAIN, SUFFIX, MODEL, FIRST)
-"""Variants of the permanent comparison."""
+HOLDOUT_VARIANTS: Final = (PLAIN, SUFFIX, MODEL, FIRST)  # variants of the permanent comparison
 OWN_DRAFTS: Final = frozenset(("", CHAMPION, TRIAL, FIRST))
 """Variants that see the worker's own cache drafts; "" is outside of a round. A stock server has
 other limits, so its features and labels mean something else."""

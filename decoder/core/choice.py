@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import Policy
 from decoder.contracts.features import NUM_FEATURES, FloatArray
-from decoder.policy.estimate import Estimate, decide_each, estimate
+from decoder.policy.estimate import estimate
 from decoder.policy.loops import by_survival, yields_of_places
 from decoder.policy.pricing import CostTable
-from decoder.policy.rule import CACHE, MODEL, NONE, SITUATION, Situation
+from decoder.policy.rule import CACHE, MODEL, NONE, STEP_INPUTS
 
 _UNBOUNDED: Final = 1 << 40
 
@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
     candidates: NDArray[Any]  # CANDIDATE [n]: a rule fills policy_arm, length, expected and model
     drafts: NDArray[Any]  # FEATURE_ROW [m], features of their cache drafts
-    situation: NDArray[Any]  # SITUATION [1]
+    inputs: NDArray[Any]  # STEP_INPUTS [1]
     costs: CostTable
     odds: NDArray[np.float64]  # log-odds that a model draft's token is accepted, by position
 
@@ -41,26 +41,6 @@ class Step(NamedTuple):
         """Candidate index of each cache draft [m]."""
         return np.flatnonzero(self.candidates["draft"] >= 0)
 
-    @property
-    def batch_size(self) -> int:
-        """Requests in the step, including those without speculation."""
-        return int(self.situation["batch_size"][0])
-
-    @property
-    def rate(self) -> float:
-        """Tokens a request commits per plain step."""
-        return float(self.situation["rate"][0])
-
-    @property
-    def budget(self) -> int:
-        """Draft tokens of all requests together."""
-        return int(self.situation["budget"][0])
-
-    @property
-    def model_len(self) -> int:
-        """Maximum length of a model draft; 0 without a model drafter."""
-        return int(self.situation["model_len"][0])
-
 
 class Chosen(NamedTuple):
     """``model_len`` is the length of every model draft of the step. ``model_gain``, in time,
@@ -71,7 +51,7 @@ class Chosen(NamedTuple):
     model_gain: float = np.inf
 
 
-def situation_of(
+def inputs_of(
     batch_size: int,
     rate: float,
     model_len: int,
@@ -79,11 +59,11 @@ def situation_of(
     budget: int | None = None,
     prefill_tokens: int = 0,
 ) -> NDArray[Any]:
-    """:data:`~decoder.policy.rule.SITUATION` [1]; ``budget`` None means unbounded."""
-    situation = np.empty(1, SITUATION)
+    """:data:`~decoder.policy.rule.STEP_INPUTS` [1]; ``budget`` None means unbounded."""
+    inputs = np.empty(1, STEP_INPUTS)
     limit = _UNBOUNDED if budget is None else max(budget, 0)
-    situation[0] = batch_size, prefill_tokens, limit, model_len, 0, 0, rate, costs.prices
-    return situation
+    inputs[0] = batch_size, prefill_tokens, limit, model_len, 0, 0, rate, costs.prices
+    return inputs
 
 
 def choose(policy: Policy, step: Step) -> Chosen:
@@ -92,15 +72,15 @@ def choose(policy: Policy, step: Step) -> Chosen:
     A survival policy may shorten model drafts.
     """
     if policy.kind != "survival":
-        chosen = _threshold(policy, step)
-        if step.budget < _UNBOUNDED:
-            _fit(step.candidates, step.budget)
+        chosen, budget = _threshold(policy, step), int(step.inputs["budget"][0])
+        if budget < _UNBOUNDED:
+            _fit(step.candidates, budget)
         return chosen
-    longest = step.model_len
+    longest = int(step.inputs["model_len"][0])
     if not policy.use_model:
-        step.situation["model_len"] = 0
+        step.inputs["model_len"] = 0
     k, gain = by_survival(
-        policy.flat, step.drafts, step.candidates, step.situation,
+        policy.flat, step.drafts, step.candidates, step.inputs,
         step.odds, step.costs.dense,
     )  # fmt: skip
     return Chosen(k or longest, gain)
@@ -117,17 +97,16 @@ def _fit(candidates: NDArray[Any], budget: int) -> None:
 
 
 def _threshold(policy: Policy, step: Step) -> Chosen:
-    estimated, owners, n = estimate(policy, step.features), step.owners, len(step.candidates)
-    k, unable = step.model_len * policy.use_model, np.flatnonzero(step.candidates["unable"])
-    expected, lengths = np.zeros(n, np.float32), np.zeros(n, np.int32)
-    expected[owners], lengths[owners] = estimated.expected, estimated.lengths
-    model = np.full(n, yields_of_places(step.odds, k)[-1] if k else 0.0, np.float32)
-    model[unable] = 0.0
-    estimates, situation = Estimate(expected, lengths), Situation(step.costs, step.model_len)
-    chosen = decide_each(policy, estimates, model, situation, owners, 0.0)
-    without = unable[chosen.arms[unable] == MODEL]
-    chosen.arms[without], chosen.lengths[without] = NONE, 0
-    candidates = step.candidates
-    candidates["policy_arm"], candidates["length"] = chosen.arms, chosen.lengths
-    candidates["expected"], candidates["model"] = expected, model
-    return Chosen(step.model_len)
+    candidates, longest = step.candidates, int(step.inputs["model_len"][0])
+    k, owners, estimated = longest * policy.use_model, step.owners, estimate(policy, step.features)
+    for name in ("policy_arm", "length", "expected", "model"):
+        candidates[name] = 0
+    if k:
+        able = candidates["unable"] == 0
+        candidates["policy_arm"], candidates["length"] = able * MODEL, able * k
+        candidates["model"] = able * yields_of_places(step.odds, k)[-1]
+    candidates["expected"][owners] = estimated.expected
+    verified = (estimated.expected >= policy.threshold) & (estimated.lengths > 0)
+    candidates["policy_arm"][owners[verified]] = CACHE
+    candidates["length"][owners[verified]] = estimated.lengths[verified]
+    return Chosen(longest)

@@ -29,19 +29,16 @@ GRID: Final = (
 """Step sizes in tokens with a deviation of their own; between them it is interpolated. Step time is
 flat up to a size that depends on the machine, then steep. Decisions depend most on where that bend
 is: an error of an eighth costs a tenth of the rate."""
-PROPOSAL_WINDOW: Final = 32
-"""Window, in steps, of the median and mean time of proposing."""
+PROPOSAL_WINDOW: Final = 32  # window, in steps, of the median and mean time of proposing
 STALL: Final = 3.0
 """Multiple of the median at which a proposing time is clipped: the process was stalled."""
-REFRESH: Final = 16
-"""Steps between two tables; the first ones of a set-up are made at once."""
+REFRESH: Final = 16  # steps between two tables; the first ones of a set-up are made at once
 
 NOISE: Final = 0.1
 """Standard deviation of a step's time. This and the ones below are of logarithms: about a tenth."""
 PACE: Final = 1.0
 """Prior standard deviation of the pace: profiling has the machine alone, serving shares it."""
-DEVIATION: Final = 0.15
-"""Prior standard deviation of a size's deviation."""
+DEVIATION: Final = 0.15  # prior standard deviation of a size's deviation
 BEYOND: Final = 0.7
 """Additional prior standard deviation of a size twice the largest measured: between flat and
 proportional. The variance is added again for each further doubling."""
@@ -50,18 +47,14 @@ OPTIMISM: Final = 0.5
 current size. An overestimated size would never be tried; one that was tried has none left."""
 LENGTH_SCALE: Final = 2.0
 """Log ratio of two sizes at which the correlation of their deviations is 1/e."""
-DRAFTING: Final = 1.0
-"""Prior standard deviation of the drafter's deviation."""
-PACE_DRIFT: Final = 0.02
-"""Standard deviation of the pace's drift per step."""
-DEVIATION_DRIFT: Final = 0.002
-"""Standard deviation of a deviation's drift per step."""
+DRAFTING: Final = 1.0  # prior standard deviation of the drafter's deviation
+PACE_DRIFT: Final = 0.02  # standard deviation of the pace's drift per step
+DEVIATION_DRIFT: Final = 0.002  # standard deviation of a deviation's drift per step
 OUTLIER: Final = 2.5
 """Innovations beyond this many standard deviations raise the noise in proportion."""
 LEAST_DRAFTING: Final = 0.2
 """Lower bound of the drafter's deviation relative to verification's: drafting is never free."""
-GUESS: Final = 0.1
-"""Time of drafting a token without a profile, in plain steps."""
+GUESS: Final = 0.1  # time of drafting a token without a profile, in plain steps
 
 
 class LiveCosts:
@@ -102,14 +95,10 @@ class LiveCosts:
                 self.table = self._corrected()
 
     def observe(self, tokens: int, rows: int, drafted: int, us: float) -> None:
-        """Update with a decode-only step (no prefill). Mutates, may replace ``table``.
-
-        Args:
-            tokens: run through the target, drafts included.
-            rows: requests in the step.
-            drafted: tokens the model drafter made for each request; 0 if it did not run.
-            us: microseconds from this step's decision to the next.
-        """
+        """Update with a decode-only step (no prefill) of ``rows`` requests that ran ``tokens``
+        through the target, drafts included, and for which the model drafter made ``drafted`` tokens
+        each, 0 if it did not run; ``us`` microseconds from its decision to the next. Mutates, may
+        replace ``table``."""
         if not (self._live and tokens > 0 and us > 0 and isfinite(us)):
             return
         if self._unit:
@@ -143,8 +132,8 @@ class LiveCosts:
         """Mean proposing time a request over the last steps, clipped at ``STALL`` medians."""
         if not self._own:
             return self._prior.own_us
-        usual = STALL * sorted(self._own)[len(self._own) // 2]
-        return sum(min(us, usual) for us in self._own) / len(self._own)
+        longest = STALL * sorted(self._own)[len(self._own) // 2]
+        return sum(min(us, longest) for us in self._own) / len(self._own)
 
     def uncertainty(self) -> float:
         """Standard deviation of the log ratio of the last step's time to a plain step's."""

@@ -10,12 +10,26 @@ from numpy.typing import NDArray
 
 from decoder.policy.rule import ARMS
 
-WINDOW_STEPS: Final = 512
-"""Steps whose times are kept."""
+WINDOW_STEPS: Final = 512  # steps whose times are kept
 
 
 def _times() -> deque[float]:
     return deque(maxlen=WINDOW_STEPS)
+
+
+def _total(name: str) -> Any:
+    """A total of the table."""
+    return property(lambda counters: int(counters.counts[name][0]))
+
+
+def _by_arm(name: str) -> Any:
+    """A total of the table by arm."""
+
+    def totals(counters: Counters) -> Counter[str]:
+        values = counters.counts["arms"][0][name].tolist()
+        return +Counter(dict(zip(ARMS, values, strict=True)))
+
+    return property(totals)
 
 
 @dataclass
@@ -34,35 +48,9 @@ class Counters:
     own_us: deque[float] = field(default_factory=_times)
     exposed_us: deque[float] = field(default_factory=_times)
 
-    @property
-    def tokens(self) -> int:
-        """Tokens committed."""
-        return int(self.counts["tokens"][0])
-
-    @property
-    def labelled(self) -> int:
-        """Cache drafts with a resolved label."""
-        return int(self.counts["labelled"][0])
-
-    @property
-    def undrafted(self) -> int:
-        """Model drafts chosen but not made."""
-        return int(self.counts["undrafted"][0])
-
-    @property
-    def cycles(self) -> Counter[str]:
-        """Cycles, by arm."""
-        return self._by_arm("cycles")
-
-    @property
-    def drafted(self) -> Counter[str]:
-        """Draft tokens verified, by arm."""
-        return self._by_arm("drafted")
-
-    @property
-    def accepted(self) -> Counter[str]:
-        """Draft tokens accepted, by arm."""
-        return self._by_arm("accepted")
-
-    def _by_arm(self, what: str) -> Counter[str]:
-        return +Counter(dict(zip(ARMS, self.counts["arms"][0][what].tolist(), strict=True)))
+    tokens = _total("tokens")  # committed
+    labelled = _total("labelled")  # cache drafts with a resolved label
+    undrafted = _total("undrafted")  # model drafts chosen but not made
+    cycles = _by_arm("cycles")
+    drafted = _by_arm("drafted")  # draft tokens verified
+    accepted = _by_arm("accepted")  # draft tokens accepted

@@ -1,4 +1,4 @@
-"""Draft cycles, compiled: opened by a choice, settled into events when complete."""
+"""Draft cycles, compiled: opened by a choice, written as events when complete."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from decoder.contracts.fields import REQUEST as NAMES
 from decoder.contracts.fields import STEP
 from decoder.core.guards.floor import FLOOR, add_cycle, cache_arm_lengths, outcomes_of
 from decoder.core.table import STEP_CHOICE, state_of
-from decoder.policy.rule import CACHE, MODEL, NONE, SITUATION
+from decoder.policy.rule import CACHE, MODEL, NONE, STEP_INPUTS
 from decoder.telemetry.ring import FULL, HEAD, SETTLED, UNREADABLE
 
-RECENT_CYCLES: Final = 16
-"""Window of the cache-selection rate, in cycles."""
+RECENT_CYCLES: Final = 16  # window of the cache-selection rate, in cycles
 _ALL_CYCLES: Final = (1 << RECENT_CYCLES) - 1
 _STEP_AT, _NAMES_AT = OWN.itemsize, OWN.itemsize + STEP.itemsize
 _FEATURES_AT: Final = _NAMES_AT + NAMES.itemsize
@@ -55,13 +54,13 @@ outbox_of = opener(Outbox)
 
 
 @compiled
-def await_settling(handle: Handle, number: int, accepted: int, censored: int) -> None:
-    """Queue a completed cycle for :func:`settle`. Mutates."""
+def complete_cycle(handle: Handle, number: int, accepted: int, censored: int) -> None:
+    """Queue a completed cycle for :func:`write_events`. Mutates."""
     table = state_of(handle).table
     row, counts = table.rows[number], table.counts[0]
     row["accepted"], row["censored"] = accepted, censored
-    table.unsettled[counts["unsettled"]] = number
-    counts["unsettled"] += 1
+    table.completed[counts["completed"]] = number
+    counts["completed"] += 1
 
 
 @compiled
@@ -80,7 +79,7 @@ def close_request(handle: Handle, slot: int, censored: int) -> None:
     request = table.requests[slot]
     for i in range(request["num_open"]):
         number = table.open[slot, i]
-        await_settling(handle, number, table.cycles[number]["matched"], censored)
+        complete_cycle(handle, number, table.cycles[number]["matched"], censored)
     request["num_open"] = 0
     number, request["cycle"] = request["cycle"], -1
     if number >= 0 and table.rows[number]["draft_len"] == 0:
@@ -92,17 +91,14 @@ def count_cache_cycle(request: Any, cache: bool) -> None:
     """Update the cache-selection rate with one cycle. Mutates."""
     request["cache_bits"] = ((request["cache_bits"] << 1) | (1 if cache else 0)) & _ALL_CYCLES
     request["cache_cycles"] = min(request["cache_cycles"] + 1, RECENT_CYCLES)
-    bits, rest = 0, request["cache_bits"]
-    while rest:
-        bits += rest & 1
-        rest >>= 1
-    request["cache_share"] = bits / request["cache_cycles"]
+    cached = 0
+    for i in range(RECENT_CYCLES):
+        cached += request["cache_bits"] >> i & 1
+    request["cache_share"] = cached / request["cache_cycles"]
 
 
 @compiled
-def shared_choice(
-    candidates: NDArray[Any], situation: Any, cached: NDArray[np.int64]
-) -> NDArray[Any]:
+def shared_choice(candidates: NDArray[Any], params: Any, cached: NDArray[np.int64]) -> NDArray[Any]:
     """Shared :data:`STEP_CHOICE` [1] of a step's cycles; ``cached`` are the lengths of its cache
     drafts under the cache arm."""
     steps = np.zeros(1, STEP_CHOICE)
@@ -112,8 +108,8 @@ def shared_choice(
         step["policy_tokens"] += candidate["length"]
         step["policy_models"] += candidate["policy_arm"] == MODEL
         step["models"] += candidate["arm"] == MODEL
-    step["cached_tokens"], step["model_len"] = cached.sum(), situation["model_len"]
-    step["prefill_tokens"], step["serves"] = situation["prefill_tokens"], situation["serves"]
+    step["cached_tokens"], step["model_len"] = cached.sum(), params["model_len"]
+    step["prefill_tokens"], step["serves"] = params["prefill_tokens"], params["serves"]
     return steps
 
 
@@ -165,8 +161,6 @@ def open_label(handle: Handle, number: int, draft: int, cached: int) -> int:
     cycle["keys"][:], cycle["cached_len"] = offers.keys[draft], cached
     table.open[cycle["slot"], request["num_open"]] = number
     request["num_open"] += 1
-    counts = table.counts[0]
-    counts["deepest"] = max(counts["deepest"], request["num_open"])
     return length
 
 
@@ -189,43 +183,40 @@ def open_cycles(
     handle: Handle,
     slots: Int64Array,
     num_candidates: int,
-    situations: Annotated[NDArray[Any], SITUATION],
+    inputs: Annotated[NDArray[Any], STEP_INPUTS],
     dense: ConstantArray,
 ) -> NDArray[Any]:
-    """Open a cycle of each request that may have a draft. Mutates.
-
-    Args:
-        handle: of the state, whose ``offers`` hold the choice.
-        slots: of all requests of the step.
-        situations: [1], the step's.
-        dense: of the current cost table.
+    """Open a cycle of each request that may have a draft, as chosen in the state's ``offers``.
+    Mutates.
 
     Returns:
-        :data:`DECISION` [n], one per slot.
+        :data:`DECISION` [n], one for each of the step's ``slots``.
     """
-    state, situation = state_of(handle), situations[0]
+    state, params = state_of(handle), inputs[0]
     candidates, num_drafts = state.offers.candidates[:num_candidates], 0
     for i in range(num_candidates):
         num_drafts += candidates[i]["draft"] >= 0
     cached = cache_arm_lengths(
-        state.offers.drafts[:num_drafts], situation["batch_size"], situation["prefill_tokens"],
-        situation["rate"], dense,
+        state.offers.drafts[:num_drafts], params["batch_size"], params["prefill_tokens"],
+        params["rate"], dense,
     )  # fmt: skip
-    steps = shared_choice(candidates, situation, cached)
-    decisions, budget = np.zeros(len(slots), DECISION), situation["budget"]
+    steps = shared_choice(candidates, params, cached)
+    decisions, budget = np.zeros(len(slots), DECISION), params["budget"]
     for i in range(num_candidates):
         candidate = candidates[i]
+        if state.table.counts[0]["free"] == 0:
+            break
         number = open_cycle(handle, slots[candidate["place"]], candidate, steps)
         length, most, draft = 0, candidate["length"], candidate["draft"]
         if draft >= 0:
             length = open_label(handle, number, draft, cached[draft])
-        if situation["fallback"]:
+        if params["fallback"]:
             most = state.table.cycles[number]["cached_len"]
         drafted = 0
         if candidate["arm"] == CACHE:
             drafted = max(min(length, most, budget), 0)
         elif candidate["arm"] == MODEL:
-            drafted = min(candidate["room"], situation["model_len"], budget)
+            drafted = min(candidate["room"], params["model_len"], budget)
         state.table.rows[number]["drafted_len"] = drafted
         budget -= drafted
         decide_cycle(handle, number, candidate, decisions[candidate["place"]])
@@ -273,28 +264,23 @@ def label_event(handle: Handle, number: int, words: NDArray[np.int64]) -> None:
 
 
 @entry_point
-def settle(
+def write_events(
     handle: Handle,
     floors: Annotated[NDArray[Any], FLOOR],
     dense: ConstantArray,
     prices: tuple[float, float, float],
     outbox: Handle,
 ) -> int:
-    """Update the floor with every completed cycle, and write its event. Mutates everything except
-    the ring's head, which the caller publishes.
-
-    Args:
-        floors: [1].
-        dense, prices: of the current cost table.
-        outbox: handle of an :class:`Outbox`; with no rows, events are discarded.
+    """Update the floor with every completed cycle, and write its event; to an outbox without rows,
+    none. Mutates everything except the ring's head, which the caller publishes.
 
     Returns:
         rows written since the ring was created.
     """
     table, out = state_of(handle).table, outbox_of(outbox)
     head, settled, outcomes = out.control[HEAD], out.control[SETTLED], np.empty((4, 2))
-    for i in range(table.counts[0]["unsettled"]):
-        number = table.unsettled[i]
+    for i in range(table.counts[0]["completed"]):
+        number = table.completed[i]
         row, cycle = table.rows[number], table.cycles[number]
         if floors[0]["enabled"] and cycle["committed"] > 0 and cycle["step"]["serves"]:
             outcomes_of(cycle, row, dense, prices, outcomes)
@@ -310,5 +296,5 @@ def settle(
                 out.rows[head % len(out.rows)] = table.raw[number]
                 head += 1
         free_cycle(handle, number)
-    table.counts[0]["unsettled"] = 0
+    table.counts[0]["completed"] = 0
     return int(head)

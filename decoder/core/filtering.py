@@ -15,13 +15,8 @@ def correct(
     noise: float,
 ) -> None:
     """Update ``mean`` [n] and ``covariance`` [n, n] with a step whose log time exceeded the
-    prediction by ``innovation``. Mutates both.
-
-    Args:
-        below, slope: derivatives of the step's log time by the entries ``below``, the next one, and
-            the last.
-        noise: standard deviation of the observation.
-    """
+    prediction by ``innovation``, of standard deviation ``noise``. ``slope`` are its derivatives by
+    the entries ``below``, the next one, and the last. Mutates both."""
     size, (first, second, last) = len(mean), slope
     cross = first * covariance[below] + second * covariance[below + 1] + last * covariance[size - 1]
     variance = first * cross[below] + second * cross[below + 1] + last * cross[size - 1] + noise**2

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from decoder.compiled import Handle, Int32Array, compiled, entry_point
 from decoder.contracts.features import RECENT
 from decoder.core import table as at
-from decoder.core.cycles import await_settling
+from decoder.core.cycles import complete_cycle
 from decoder.core.payoff.memory import learn
 from decoder.core.payoff.model_arm import observe_model, payoff_of
 from decoder.core.requests import ADVANCED
@@ -98,7 +98,7 @@ def resolve(handle: Handle, slot: int, tokens: NDArray[np.int32]) -> None:
             continue
         learn_payoff(request, matched, length)
         learn(state.payoffs, request["memory"], cycle["keys"], matched, length)
-        await_settling(handle, number, matched, 0)
+        complete_cycle(handle, number, matched, 0)
     request["num_open"] = kept
 
 
@@ -156,7 +156,7 @@ def close_cycle(handle: Handle, slot: int, report: Any, step: Any, reported: int
     step["verified"] += report["verified"]
     count(handle, slot, number, reported)
     if row["draft_len"] == 0:
-        await_settling(handle, number, 0, 0)
+        complete_cycle(handle, number, 0, 0)
 
 
 @entry_point
@@ -167,14 +167,8 @@ def observe(
     steps: Annotated[NDArray[Any], OBSERVED],
     first: int,
 ) -> tuple[int, int]:
-    """Process the committed tokens of n requests; labels resolve. Mutates.
-
-    Args:
-        handle: of the :class:`~decoder.core.table.State`.
-        advanced: [n].
-        tokens: of all requests, each up to its ``end``.
-        steps: [1], to which totals are added.
-        first: index of the request to resume at.
+    """Process the committed ``tokens`` of n requests from index ``first`` on; labels resolve. Adds
+    totals to ``steps`` [1]. Mutates.
 
     Returns:
         index where it stopped, and why.

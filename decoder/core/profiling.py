@@ -21,16 +21,14 @@ from decoder.policy.pricing import FEW, MAX_TOKENS, CostTable, nominal, padded
 
 log = logging.getLogger(__name__)
 
-SECONDS: Final = 20.0
-"""Profiling budget of an accelerator's start, seconds."""
+SECONDS: Final = 20.0  # profiling budget of an accelerator's start, seconds
 SHARE: Final = 0.08
 """Maximum share of the budget for one step, to leave time for many sizes and rounds."""
 ROUNDS: Final = 4
 """Measurements per size if the budget allows; the fastest counts."""
 MIN_SIZES: Final = 4
 """Sizes that a profile needs, or all if there are fewer."""
-MAX_REPEAT_RATIO: Final = 1.3
-"""Maximum ratio of a size's second fastest time to its fastest."""
+MAX_REPEAT_RATIO: Final = 1.3  # maximum ratio of a size's second fastest time to its fastest
 MIN_RATIO: Final = 0.7
 """Minimum ratio of a step's time to that of one with fewer tokens: up to ``FEW``, larger steps may
 be a little faster."""
@@ -43,12 +41,10 @@ Run = Callable[[int], float | None]
 
 
 def levels(most: int, graphs: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
-    """Sizes [tokens] to time, ascending in each of three levels from coarse to fine.
+    """Sizes up to ``most`` tokens to time, ascending in each of three levels from coarse to fine.
 
-    Args:
-        most: the largest possible step.
-        graphs: sizes the engine pads a step to; the largest and the one after it are coarse sizes,
-            because larger steps run without graphs.
+    The largest of ``graphs``, the sizes the engine pads a step to, and the one after it are coarse
+    sizes, because larger steps run without graphs.
     """
     most = max(min(most, MAX_TOKENS), 1)
     ends = (graphs[-1], graphs[-1] + 1) if graphs else ()
@@ -80,15 +76,12 @@ class Profile:
         drafted: int = 1,
         seconds: float = SECONDS,
     ) -> None:
-        """Begin without times.
+        """Begin without times, for set-up ``setup`` with steps of at most ``most`` tokens.
 
         Args:
-            setup: the set-up it is valid for.
-            most: tokens of the largest possible step.
             graphs: ascending sizes that the engine pads a step to.
             rows: batch sizes at which drafting is timed; a line is fitted through first and last.
             drafted: tokens that the model drafter makes for each request.
-            seconds: the budget.
         """
         self._seconds = seconds
         self._setup, self._graphs, self._rows, self._drafted = setup, tuple(graphs), rows, drafted
@@ -96,7 +89,7 @@ class Profile:
         self.target = dict[int, list[float]]()  # by tokens
         self.drafter = dict[int, list[float]]()  # by requests
 
-    def take(self, step: Run, draft: Run | None = None) -> None:
+    def measure(self, step: Run, draft: Run | None = None) -> None:
         """Time steps of all sizes in rounds. Mutates.
 
         Args:
@@ -139,13 +132,13 @@ class Profile:
                 return f"times of steps of {', '.join(map(str, bad or every))} {what} differ"
         slowest = 0.0
         for n, more in pairwise(sizes):
-            one, other = min(self.target[n]), min(self.target[more])
-            slowest = max(slowest, one)
-            if other < MIN_RATIO * slowest:
-                return f"{more} tokens took {other / slowest:.2f} of what fewer did"
+            smaller, larger = min(self.target[n]), min(self.target[more])
+            slowest = max(slowest, smaller)
+            if larger < MIN_RATIO * slowest:
+                return f"{more} tokens took {larger / slowest:.2f} of what fewer did"
             behind_graphs = self._graphs and n <= self._graphs[-1] < more
-            if other > MAX_TOKEN_RATIO * one * more / n and not behind_graphs:
-                return f"{more} tokens took {other / one:.1f} times what {n} did"
+            if larger > MAX_TOKEN_RATIO * smaller * more / n and not behind_graphs:
+                return f"{more} tokens took {larger / smaller:.1f} times what {n} did"
         return ""
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,37 +11,13 @@ from decoder.compiled import Handle, Int64Array, compiled, entry_point
 from decoder.contracts.features import RECENT
 from decoder.core.payoff.memory import hashed, recall
 from decoder.core.table import state_of
-from decoder.drafting.drafts import Limits
-from decoder.drafting.matches import BACK, Continuation, draft, fetch, newest
+from decoder.drafting.matches import BACK, Continuation, Limits, draft, fetch, newest
 from decoder.drafting.windows import ORDERS
-
-LOOK_UP: Final = np.dtype(
-    [
-        ("longest", "i8"),  # maximum tokens of any draft
-        ("shown", "i8"),  # whether to look up cache drafts
-        ("depth", "i8"),  # this and the rest: decoder.drafting.drafts.Limits
-        ("most", "i8"),
-        ("factor", "f8"),
-        ("offset", "f8"),
-        ("least", "f8"),
-    ],
-    align=True,
-)
-"""Look-up parameters of a step."""
-
-
-def look_up_by(limits: Limits | None, longest: int) -> NDArray[Any]:
-    """:data:`LOOK_UP` [1]: cache drafts within ``limits`` (None: no look-up), any draft of at most
-    ``longest`` tokens."""
-    look_up = np.zeros(1, LOOK_UP)
-    look_up[0] = (longest, limits is not None, *(limits or (0, 0, 0.0, 0.0, 0.0)))
-    return look_up
-
 
 NO_DRAFT: Final = Continuation(0, 0, 0.0, 0)
 
 
-class Found(NamedTuple):
+class Proposal(NamedTuple):
     """The better of two cache drafts of a request: from its own text and from its key's."""
 
     best: Continuation
@@ -86,9 +62,9 @@ def classify(features: Any, tokens: NDArray[np.int32], classes: NDArray[np.float
 
 
 @compiled
-def describe_match(features: Any, found: Found, probs: NDArray[np.float32]) -> None:
+def describe_match(features: Any, proposal: Proposal, probs: NDArray[np.float32]) -> None:
     """Fill the look-up features of a draft whose tokens survive with ``probs``."""
-    best, rival, length = found.best, found.rival, found.best.length
+    best, rival, length = proposal.best, proposal.rival, proposal.best.length
     features["score"], features["match_len"] = best.score, best.match
     features["draft_len"] = length
     features["log_score"] = np.log1p(features["score"])
@@ -97,15 +73,15 @@ def describe_match(features: Any, found: Found, probs: NDArray[np.float32]) -> N
     features["log_rival_score"] = np.log1p(np.float32(rival.score))
     features["log_rival_match"] = np.log1p(np.float32(rival.match))
     features["log_rival_len"] = np.log1p(np.float32(rival.length))
-    features["log_agreement"] = np.log1p(np.float32(found.agreement))
+    features["log_agreement"] = np.log1p(np.float32(proposal.agreement))
     features["score_share"], features["last_prob"] = best.score / length, probs[length - 1]
     for i in range(5):
         position = (1 << i) - 1
         features["probs"][i] = probs[position] if position < length else np.float32(0.0)
-    features["rival_prob_1"] = found.rival_first
-    features["agreement_share"] = found.agreement / length
-    features["disagree"] = rival.length > 0 and found.agreement == 0
-    features["local"] = found.local
+    features["rival_prob_1"] = proposal.rival_first
+    features["agreement_share"] = proposal.agreement / length
+    features["disagree"] = rival.length > 0 and proposal.agreement == 0
+    features["local"] = proposal.local
 
 
 @compiled
@@ -148,13 +124,15 @@ def keys_of(
 
 
 @compiled
-def describe(handle: Handle, slot: int, row: int, found: Found, probs: NDArray[np.float32]) -> None:
+def describe(
+    handle: Handle, slot: int, row: int, proposal: Proposal, probs: NDArray[np.float32]
+) -> None:
     """Fill features and keys of the draft in row ``row`` of the offers; its tokens are there."""
     state = state_of(handle)
     features, request = state.offers.drafts[row], state.table.requests[slot]
-    tokens, keys = state.offers.tokens[row, : found.best.length], state.offers.keys[row]
+    tokens, keys = state.offers.tokens[row, : proposal.best.length], state.offers.keys[row]
     keys_of(request["context"], request["length"], tokens, keys)
-    describe_match(features, found, probs)
+    describe_match(features, proposal, probs)
     describe_request(features, handle, slot)
     memory = state.payoffs.memories[request["memory"]]
     features["tenant_first"], features["tenant_log_payoff"] = memory["first"], memory["log_payoff"]
@@ -163,27 +141,25 @@ def describe(handle: Handle, slot: int, row: int, found: Found, probs: NDArray[n
 
 
 @compiled
-def look_up(handle: Handle, slot: int, limits: Limits) -> Found:
-    """Look up drafts in a request's own text and its key's. Overwrites the state's ``look_ups``."""
+def look_up(handle: Handle, slot: int, limits: Limits) -> Proposal:
+    """Look up drafts in a request's own text and its key's: ``own`` and ``others`` of the state."""
     state = state_of(handle)
-    pool, request, ours, theirs = (
-        state.pool, state.table.requests[slot], state.look_ups.ours, state.look_ups.theirs
-    )  # fmt: skip
-    own, shared = request["index"], pool.windows[request["index"]]["shared"]
+    pool, request, scratch = state.pool, state.table.requests[slot], state.scratch
+    index, agreement = request["index"], 0
+    shared = pool.windows[index]["shared"]
     context = request["context"][BACK - min(request["length"], BACK) :]
-    local, other = draft(pool, own, context, limits, ours, state.look_ups.scratch), NO_DRAFT
+    own, other = draft(pool, index, context, limits, state.own, scratch), NO_DRAFT
     if shared > 0:
-        other = draft(pool, shared, context, limits, theirs, state.look_ups.scratch)
-    agreement = 0
-    while (
-        agreement < min(local.length, other.length)
-        and ours.tokens[agreement] == theirs.tokens[agreement]
-    ):
+        other = draft(pool, shared, context, limits, state.others, scratch)
+    for i in range(min(own.length, other.length)):
+        if state.own.tokens[i] != state.others.tokens[i]:
+            break
         agreement += 1
-    if local.length == 0 or (other.length > 0 and other.score > local.score):
-        first = float(ours.probs[0]) if local.length else 0.0
-        return Found(other, local, 0, first, agreement)
-    return Found(local, other, 1, float(theirs.probs[0]) if other.length else 0.0, agreement)
+    if own.length == 0 or (other.length > 0 and other.score > own.score):
+        first = float(state.own.probs[0]) if own.length else 0.0
+        return Proposal(other, own, 0, first, agreement)
+    first = float(state.others.probs[0]) if other.length else 0.0
+    return Proposal(own, other, 1, first, agreement)
 
 
 @compiled
@@ -203,44 +179,42 @@ def prefetch(handle: Handle, slots: NDArray[np.int64]) -> None:
 
 
 @entry_point
-def propose(
-    handle: Handle, slots: Int64Array, look_ups: Annotated[NDArray[Any], LOOK_UP]
-) -> tuple[int, int]:
-    """Look up the cache drafts of a step and compute their features.
+def propose(handle: Handle, slots: Int64Array, longest: int, limits: Limits) -> tuple[int, int]:
+    """Look up the cache drafts of a step within ``limits`` and compute their features: fills the
+    state's ``offers``.
 
     Args:
-        handle: of the state, whose ``offers`` are filled.
         slots: of the step's requests, -1 if not tracked.
-        look_ups: [1].
+        longest: maximum tokens of any draft.
 
     Returns:
         number of requests that may have a draft, and of those with a cache draft.
     """
-    state, params = state_of(handle), look_ups[0]
+    state = state_of(handle)
     offers, n, m = state.offers, 0, 0
-    if params["shown"]:
+    if limits.most > 0:
         prefetch(handle, slots)
     for position in range(len(slots)):
         slot = slots[position]
-        max_tokens = room_of(state.table.requests[slot], params["longest"]) if slot >= 0 else 0
-        if max_tokens <= 0:
+        max_tokens = room_of(state.table.requests[slot], longest) if slot >= 0 else 0
+        if max_tokens <= 0 or n == len(offers.candidates):
             continue
         candidate = offers.candidates[n]
         candidate["place"], candidate["room"], candidate["draft"] = position, max_tokens, -1
         request, candidate["unable"] = state.table.requests[slot], 0
         candidate["unread"] = request["length"] - request["drafted_at"]
         n += 1
-        if not params["shown"] or request["index"] == 0:
+        most = min(max_tokens, limits.most)
+        if most <= 0 or request["index"] == 0:
             continue
-        most = min(max_tokens, params["most"])
-        limits = Limits(params["depth"], most, params["factor"], params["offset"], params["least"])
-        found = look_up(handle, slot, limits)
-        length = found.best.length
+        depth, _, factor, offset, least = limits
+        proposal = look_up(handle, slot, Limits(depth, most, factor, offset, least))
+        length = proposal.best.length
         if length == 0:
             continue
-        best = state.look_ups.ours if found.local else state.look_ups.theirs
+        best = state.own if proposal.local else state.others
         offers.tokens[m, :length] = best.tokens[:length]
-        describe(handle, slot, m, found, best.probs)
+        describe(handle, slot, m, proposal, best.probs)
         candidate["draft"] = m
         m += 1
     return n, m

@@ -12,14 +12,10 @@ from typing import Final
 START: Final = 2.0
 """Rate before the first step: between no drafts, which commits one token per plain step, and copied
 text."""
-MEMORY: Final = 256.0
-"""Window of the rate in steps, whatever their batch size."""
-PRIOR: Final = 8.0
-"""Weight of the starting rate, in cycles."""
-BATCH_WINDOW: Final = 16.0
-"""Window of the mean batch size, in steps."""
-LEAST: Final = 0.5
-"""Lower bound, tokens per plain step; without drafts it is one."""
+MEMORY: Final = 256.0  # window of the rate in steps, whatever their batch size
+PRIOR: Final = 8.0  # weight of the starting rate, in cycles
+BATCH_WINDOW: Final = 16.0  # window of the mean batch size, in steps
+LEAST: Final = 0.5  # lower bound, tokens per plain step; without drafts it is one
 
 
 class LiveRate:
@@ -41,13 +37,8 @@ class LiveRate:
         return max(self._tokens / self._time, LEAST)
 
     def observe(self, committed: int, cycles: int, time: float) -> None:
-        """Update with a step. Mutates.
-
-        Args:
-            committed: tokens of all requests of the step.
-            cycles: requests in the step, at least one.
-            time: of the step, in plain steps of as many requests; at least 1 counts.
-        """
+        """Update with a step of ``cycles`` > 0 requests that ``committed`` so many tokens in
+        ``time``, in plain steps of as many requests; at least 1 counts. Mutates."""
         self._batch += (cycles - self._batch) / (BATCH_WINDOW if self._batch else 1.0)
         keep = min(1.0 - 1.0 / MEMORY, MEMORY * self._batch / self._cycles)
         self._tokens = keep * self._tokens + committed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -70,8 +69,8 @@ class StepReport:
     step_tokens: int = 0
     """Tokens that the step ran through the target, prefill included; 0 if no step produced the
     tokens, in which case no time is learned."""
-    usual: bool = True
-    """False if the step also did deferred work: its time is not used for costs."""
+    timed: bool = True
+    """Whether its time is used for costs: not if the step also did deferred work."""
     others: int = 0
     """Requests of the next step that the router does not track; they verify nothing."""
     budget: int | None = None
@@ -82,28 +81,6 @@ class StepReport:
     """Prompt tokens waiting for prefill."""
     capacity: int = 1 << 40
     """Maximum tokens of a step."""
-
-    @classmethod
-    def of(
-        cls,
-        names: Sequence[str],
-        slots: list[int],
-        tokens: Sequence[Sequence[int]],
-        verified: Sequence[int] | int,
-        lengths: Sequence[int] | int,
-        step_tokens: int,
-    ) -> StepReport:
-        """Build a report from per-request slots, committed tokens, numbers of verified draft
-        tokens, and lengths that the engine holds after the step (0 if unknown).
-
-        Raises:
-            OverflowError: a token id is out of range.
-        """
-        advanced = np.zeros(len(names), ADVANCED)
-        advanced["slot"], advanced["verified"], advanced["length"] = slots, verified, lengths
-        advanced["end"] = [*accumulate(map(len, tokens))]
-        flat = np.array([*chain.from_iterable(tokens)], np.int32)
-        return cls(names, flat, advanced, step_tokens, others=slots.count(-1))
 
 
 class Decision(NamedTuple):

@@ -3,11 +3,10 @@
 Independent of the engine, which calls
 
     start(request, prompt, options)
-    loop:  step(report)               committed tokens in, next drafts out:
-               observe(report)            resolve labels
-               choose(report)             choose the next draft of each request
+    loop:  observe(report)              committed tokens in: resolve labels
+           choose(report)               the next draft of each request
            drafted(report, lengths, k)  what the engine really drafted
-           settle()                   events and the floor, while the target runs
+           flush()                      events and the floor, while the target runs
     stop(request, reason)
 
 A cycle is one verification of the target model for one request; an arm is what it verifies: a
@@ -29,24 +28,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import Handles
 from decoder.contracts.bundle import CHAMPION, FIRST, MAX_DRAFT, Policy
 from decoder.core import cycles, proposer
-from decoder.core.choice import Chosen, Step, choose, situation_of
+from decoder.core.choice import Chosen, Step, choose, inputs_of
 from decoder.core.costs import STALL, LiveCosts
 from decoder.core.counters import Counters
 from decoder.core.events import Sink
 from decoder.core.guards.controller import Controller
 from decoder.core.payoff.model_arm import START, ModelArm
 from decoder.core.rate import LiveRate
-from decoder.core.requests import Decision, Decisions, RequestOptions, StepReport
+from decoder.core.requests import ADVANCED, Decision, Decisions, RequestOptions, StepReport
 from decoder.core.step_timer import StepTimer
 from decoder.core.tracker import Progress, Tracker
-from decoder.drafting.drafts import STOCK, Tokens
+from decoder.drafting.matches import STOCK
 from decoder.drafting.suffix import SuffixCache
 from decoder.experiment.interleaver import Interleaver
 from decoder.experiment.variants import Variant
@@ -98,29 +97,20 @@ class DraftRouter:
         self.model_arm = ModelArm(model_payoff or START, k)
         classes = np.ascontiguousarray(token_classes, np.float32)
         self.requests = Tracker(cache, sink, self.model_arm, k, classes)
-        self.table, self.counters = self.requests.table, self.requests.counters
-        self.memories = self.requests.memories
+        self.start = self.requests.start
+        self.counters, self.memories = self.requests.counters, self.requests.memories
         self.controller = Controller(self.model_arm, guarded)
         self.rate, self.timer = LiveRate(), StepTimer()
         self.model_gain_us: float | None = None
-        self._outbox = Handles[cycles.Outbox]()
         self._champion = Variant("", policy)  # outside of a round
         self._slots = np.zeros(0, np.int64)  # of the last choice
         self._num_tracked = 0  # requests of it
         own = cache.limits if cache is not None else STOCK
-        self._look_up = {
-            source: proposer.look_up_by(limits, longest)
-            for source, limits in (("worker", own), ("stock", STOCK), ("none", None))
-        }
+        self._limits = {"worker": own, "stock": STOCK, "none": STOCK._replace(most=0)}
+        self._longest = longest
 
     def __contains__(self, request: str) -> bool:
-        return request in self.table
-
-    def start(
-        self, request: str, prompt: Tokens, options: RequestOptions, output: Sequence[int] = ()
-    ) -> None:
-        """As :meth:`decoder.core.tracker.Tracker.start`."""
-        self.requests.start(request, prompt, options, output)
+        return request in self.requests.slots
 
     def report(
         self,
@@ -136,14 +126,13 @@ class DraftRouter:
         Raises:
             OverflowError: a token id is out of range.
         """
-        slots = [self.table.slots.get(name, -1) for name in names]
+        slots = [self.requests.slots.get(name, -1) for name in names]
         committed = tokens if tokens is not None else [()] * len(names)
-        return StepReport.of(names, slots, committed, verified, lengths, step_tokens)
-
-    def step(self, report: StepReport) -> Decisions:
-        """Observe a step and decide the next one: :meth:`observe`, then :meth:`choose`."""
-        self.observe(report)
-        return self.choose(report)
+        advanced = np.zeros(len(names), ADVANCED)
+        advanced["slot"], advanced["verified"], advanced["length"] = slots, verified, lengths
+        advanced["end"] = [*accumulate(map(len, committed))]
+        flat = np.array([*chain.from_iterable(committed)], np.int32)
+        return StepReport(names, flat, advanced, step_tokens, others=slots.count(-1))
 
     def observe(self, report: StepReport) -> None:
         """Process the committed tokens of the last step; labels resolve. Mutates ``report``: ended
@@ -152,7 +141,7 @@ class DraftRouter:
         previous, self.timer = self.timer, StepTimer(since=self.timer.since)
         start = previous.since or time.perf_counter()
         step_us = previous.step_us(start)
-        self._settle()
+        self._flush()
         variant, interleaver = previous.variant, self.interleaver
         in_round = bool(previous.decided and variant is not None and variant.name)
         progress = self.requests.advance(report, step_us, in_round)
@@ -175,7 +164,7 @@ class DraftRouter:
         if timer.decided and decides and controller.proposes:
             costs.proposed(timer.requests, exposed_us)
         prefill = report.step_tokens - rows - progress.drafts
-        if report.usual and prefill == 0 and timer.decided:
+        if report.timed and prefill == 0 and timer.decided:
             costs.observe(report.step_tokens, rows, timer.drafted, step_us)
         if not (decides and progress.closed and report.step_tokens):
             return
@@ -201,11 +190,10 @@ class DraftRouter:
                 champion decides the step.
         """
         self.timer.begin_choice()
-        champion, interleaver, variant = self.policy, self.interleaver, None
-        if self._champion.policy is not champion:
-            self._champion = Variant("", champion)
-        if interleaver is not None:
-            variant = interleaver.next_variant(champion)
+        interleaver, policy = self.interleaver, self.policy
+        if self._champion.policy is not policy:
+            self._champion = Variant("", policy)
+        variant = interleaver.next_variant(policy) if interleaver is not None else None
         try:
             return self._choose(report, variant or self._champion)
         except Exception:
@@ -233,52 +221,43 @@ class DraftRouter:
         source, proposes = variant.draft_source, self.controller.proposes
         if proposes and self.cache is not None:
             self.cache.index()
-        self.table.reserve(len(report.names))
         slots = self._slots = np.ascontiguousarray(report.advanced["slot"])
         if self.cache is None or (source == "worker" and not proposes):
             source = "none"
-        n, m = proposer.propose(self.requests.state(), slots, self._look_up[source])
+        n, m = proposer.propose(self.requests.handle, slots, self._longest, self._limits[source])
         self.timer.proposed = time.perf_counter()
-        offers, self._num_tracked = self.table.offers, len(slots) - slots.tolist().count(-1)
+        offers = self.requests.state.offers
+        self._num_tracked = len(slots) - slots.tolist().count(-1)
         candidates, batch_size = offers.candidates[:n], self._num_tracked + report.others
         if report.unable:
-            unable = [name in report.unable for name in report.names]
-            candidates["unable"] = [unable[index] for index in candidates["place"].tolist()]
+            places = candidates["place"].tolist()
+            candidates["unable"] = [report.names[place] in report.unable for place in places]
         prefill = min(report.waiting, max(report.capacity - batch_size, 0))
-        situation = situation_of(
+        inputs = inputs_of(
             batch_size, self.rate.value, self._model_len, self.costs.table, report.budget, prefill
         )
-        return Step(candidates, offers.drafts[:m], situation, self.costs.table, self.model_arm.odds)
+        return Step(candidates, offers.drafts[:m], inputs, self.costs.table, self.model_arm.odds)
 
     def _open_cycles(self, step: Step, variant: Variant, chosen: Chosen) -> Decisions:
-        policy, situation = variant.policy, step.situation
+        inputs, interleaver = step.inputs, self.interleaver
         draft_us = self.timer.end_choice(variant, self._num_tracked)
         self.counters.choose_us.append(draft_us)
-        block = "", -1
-        if variant.name and self.interleaver is not None:
-            block = variant.name, self.interleaver.number
-        self.requests.event[:] = self.requests.sink.step(
-            policy, block,
-            self.rate.value if policy.kind == "survival" else policy.threshold, time.time(),
-            step.batch_size, draft_us,
-        )  # fmt: skip
-        situation["model_len"], situation["serves"] = chosen.model_len, _champion_decides(variant)
-        decisions = cycles.open_cycles(
-            self.requests.state(), self._slots, len(step.candidates), situation,
-            self.costs.table.dense,
-        )  # fmt: skip
+        in_block = variant.name and interleaver is not None
+        block = interleaver.number if in_block else -1  # type: ignore[union-attr]
+        self.requests.state.event[:] = self.requests.sink.step(
+            variant, block, self.rate.value, int(inputs["batch_size"][0]), draft_us
+        )
+        inputs["model_len"], inputs["serves"] = chosen.model_len, _champion_decides(variant)
+        handle, n, dense = self.requests.handle, len(step.candidates), self.costs.table.dense
+        decisions = cycles.open_cycles(handle, self._slots, n, inputs, dense)
         models = MODEL in step.candidates["arm"].tobytes()
         self.timer.drafted = chosen.model_len if models else 0
         self.timer.end_decisions()
-        return Decisions(decisions, self.table.offers.tokens[: len(step.drafts)])
+        return Decisions(decisions, self.requests.state.offers.tokens[: len(step.drafts)])
 
     def drafted(self, report: StepReport, lengths: Sequence[int], k: int) -> None:
-        """Record what the engine drafted for the last choice.
-
-        Args:
-            report: of that choice.
-            lengths: draft tokens that each of its requests really has.
-            k: tokens for which the model drafter really ran; 0 if it did not.
+        """Record what the engine drafted for the choice of ``report``: the draft tokens that each
+        request really has, and for how many the model drafter really ran, 0 if it did not.
 
         Raises:
             ValueError: ``lengths`` does not match the requests.
@@ -287,46 +266,36 @@ class DraftRouter:
             raise ValueError(f"{len(lengths)} drafts for a step of {len(report.names)} requests")
         self.timer.drafted = k
         slots = np.ascontiguousarray(report.advanced["slot"])
-        cycles.note_drafted(self.requests.state(), slots, np.array(lengths, np.int64))
+        cycles.note_drafted(self.requests.handle, slots, np.array(lengths, np.int64))
 
-    def settle(self, exposed: bool = True) -> None:
-        """Update the floor and write events, which the next choice does not need.
-
-        The engine calls it while the target runs; :meth:`observe` does the rest.
-
-        Args:
-            exposed: whether the engine waits for it, as on a CPU, where the target has already run.
-        """
+    def flush(self, exposed: bool = True) -> None:
+        """Update the floor and write events, which the next choice does not need. The engine calls
+        it while the target runs, or waits for it (``exposed``), as on a CPU."""
         start = time.perf_counter()
-        self._settle()
+        self._flush()
         self.timer.add(start, exposed)
 
-    def _settle(self) -> None:
-        if self.table.arrays.counts["unsettled"][0]:
+    def _flush(self) -> None:
+        if self.requests.table.counts["completed"][0]:
             sink, costs, floor = self.requests.sink, self.costs.table, self.controller.floor
-            outbox = self._outbox.of(cycles.Outbox(sink.raw, sink.control, sink.words))
-            sink.control[HEAD] = cycles.settle(
-                self.requests.state(), floor.state, costs.dense, costs.prices, outbox
+            sink.control[HEAD] = cycles.write_events(
+                self.requests.handle, floor.state, costs.dense, costs.prices, sink.outbox
             )
             sink.written()
-        self.table.settled()
+        self.requests.release_slots()
 
     def stop(self, name: str, reason: str) -> None:
-        """Stop tracking a request: its open labels are censored.
-
-        Unknown names are ignored; never raises.
-        """
+        """As :meth:`decoder.core.tracker.Tracker.stop`."""
         self.requests.stop(name, reason)
-        if not self.table.slots:
+        if not self.requests.slots:
             self.timer.decided = 0.0  # the engine is idle from here on
 
     def close(self) -> None:
         """Stop every request: the worker shuts down."""
-        for name in list(self.table.slots):
+        for name in list(self.requests.slots):
             self.stop(name, "abort")
-        self._settle()
+        self._flush()
 
 
 def _champion_decides(variant: Variant | None) -> bool:
-    """Whether the champion decides."""
     return variant is None or variant.name in ("", CHAMPION)

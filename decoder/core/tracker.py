@@ -7,22 +7,29 @@ fails.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import Handles
+from decoder.compiled import handle_of
 from decoder.contracts.fields import STEP
 from decoder.core import cycles, observe
 from decoder.core.counters import Counters
 from decoder.core.events import Sink
-from decoder.core.payoff.memory import Memories
+from decoder.core.payoff.memory import PRIOR_FIRST, PRIOR_LOG, Memories
 from decoder.core.payoff.model_arm import ModelArm
 from decoder.core.requests import RequestOptions, StepReport
-from decoder.core.table import STOPPED, RequestTable, State
-from decoder.drafting.drafts import STOCK, Tokens
+from decoder.core.table import (
+    MAX_REQUESTS,
+    MAX_STOPS,
+    REQUEST,
+    STOPPED,
+    State,
+    new_offers,
+    new_table,
+)
+from decoder.drafting.matches import BACK, STOCK, Tokens, scratch_for, written_for
 from decoder.drafting.suffix import SuffixCache
 from decoder.drafting.windows import new_pool
 from decoder.experiment.block import Groups
@@ -32,12 +39,12 @@ from decoder.limited_log import LimitedLog
 class Progress(NamedTuple):
     """Totals of a step."""
 
+    tokens: int  # tokens committed by all requests
     closed: int  # cycles closed
     committed: int  # tokens in closed cycles
     verified: int  # draft tokens in closed cycles
     predicted: int  # tokens predicted by their request's own text, in a round
     drafts: int  # draft tokens verified by all requests
-    tokens: int  # tokens committed by all requests
     groups: Groups = {}  # noqa: RUF012 - tokens and requests by tenant and workload, in a round
     sessions: frozenset[str] = frozenset()  # in a round
 
@@ -55,57 +62,53 @@ class Tracker:
     ) -> None:
         """Begin without requests.
 
-        Args:
-            model_len: maximum length of a model draft, 0 without a model drafter.
-            classes: token classes, float32 [vocabulary, classes].
+        ``model_len`` is the maximum length of a model draft, 0 without a model drafter; ``classes``
+        are token classes, float32 [vocabulary, classes].
         """
-        self.table = RequestTable(max(cache.limits.most if cache is not None else 1, STOCK.most))
-        self.counters = Counters(self.table.arrays.counts)
+        longest = max(cache.limits.most if cache is not None else 1, STOCK.most)
         self.memories = Memories(cache.memory_bytes if cache is not None else 0)
-        self.event = np.zeros(STEP.itemsize, np.uint8)
-        """Packed ``STEP`` fields, shared by the events of a step."""
+        self.state = State(
+            new_table(longest), cache.pool if cache is not None else new_pool(1, 1),
+            self.memories.payoffs, new_offers(longest), written_for(longest), written_for(longest),
+            scratch_for(longest), model_arm.odds, model_arm.seen, classes,
+            np.zeros(STEP.itemsize, np.uint8),
+        )  # fmt: skip
+        self.handle = handle_of(self.state)
+        self.table = self.state.table
+        self.counters = Counters(self.table.counts)
         self.limited_log = LimitedLog()
         self.sink, self._cache = sink, cache
-        self._model_arm, self._model_len, self._classes = model_arm, model_len, classes
-        self._handles = Handles[State]()
-        self._handle: Any = None
-        self._parts: tuple[Any, ...] = (None,)
-
-    def state(self) -> Any:
-        """Handle of the current :class:`~decoder.core.table.State`."""
-        pool = self._cache.pool if self._cache is not None else NO_TEXT
-        table = self.table
-        parts = table.arrays, table.offers, pool, self.memories.payoffs
-        if not all(map(is_, parts, self._parts)):
-            self._parts, arm = parts, self._model_arm
-            self._handle = self._handles.of(
-                State(
-                    table.arrays, pool, self.memories.payoffs, table.offers, table.look_ups,
-                    arm.odds, arm.seen, self._classes, self.event,
-                )
-            )  # fmt: skip
-        return self._handle
+        self._model_arm, self._model_len = model_arm, model_len
+        self.slots: dict[str, int] = {}
+        self.options: dict[int, RequestOptions] = {}  # by slot
+        self._free = list(range(MAX_REQUESTS - 1, -1, -1))
+        self._stopped: list[int] = []  # slots of stopped requests with completed cycles
 
     def start(
         self, request: str, prompt: Tokens, options: RequestOptions, output: Sequence[int] = ()
     ) -> None:
-        """Begin to track a request whose prompt is int32 [n].
-
-        Args:
-            output: tokens committed before tracking began.
+        """Begin to track a request with int32 ``prompt`` [n] and ``output`` committed before.
 
         Raises:
-            ValueError: the request is tracked already.
+            ValueError: the request is tracked already, has too many stop token ids, or is one of
+                too many.
         """
-        if request in self.table:
+        if request in self.slots:
             raise ValueError(f"request {request!r} is active already")
+        if len(options.stop_ids) > MAX_STOPS or not self._free:
+            raise ValueError(
+                f"no drafts for a request with {len(options.stop_ids)} stop token ids beside "
+                f"{len(self.slots)} others: at most {MAX_STOPS} and {MAX_REQUESTS}"
+            )
         text = np.concatenate([prompt, np.array(output, np.int32)], dtype=np.int32)
-        payoff = self._model_arm.payoff(self._model_len) if self._model_len else 1.0
-        slot = self.table.add(
-            request, options, text, len(prompt), payoff, self.sink.names(request, options)
-        )
+        slot = self._free[-1]
+        self._fill(slot, text, len(prompt), options)
+        self._free.pop()
+        self.slots[request], self.options[slot] = slot, options
+        packed = self.sink.names(request, options)
+        self.table.names[slot] = np.frombuffer(packed, np.uint8) if packed is not None else 255
         self.counters.started += 1
-        row = self.table.arrays.requests[slot]
+        row = self.table.requests[slot]
         row["memory"] = self.memories.begin(options.key)
         if self._cache is None:
             return
@@ -119,13 +122,24 @@ class Tracker:
             self.stop(request, "lost")
             raise
 
-    def advance(self, report: StepReport, step_us: float, in_round: bool) -> Progress:
-        """Process the committed tokens of a step; labels resolve. Mutates ``report``: ended and
-        dropped requests get slot -1.
+    def _fill(self, slot: int, text: Tokens, prompt_len: int, options: RequestOptions) -> None:
+        """Fill the row of a new request with ``text`` (int32 [n])."""
+        table, last = self.table, text[-BACK:]
+        stops = np.array(sorted(options.stop_ids), np.int32)
+        table.requests[slot] = np.zeros((), REQUEST)
+        row = table.requests[slot]
+        row["length"], row["prompt_len"], row["cycle"] = len(text), prompt_len, -1
+        row["max_tokens"], row["max_length"] = options.max_tokens, options.max_model_len
+        row["min_tokens"], row["speculates"] = options.min_tokens, options.speculate
+        row["first"], row["log_fast"], row["log_slow"] = PRIOR_FIRST, PRIOR_LOG, PRIOR_LOG
+        arm, k = self._model_arm, self._model_len
+        row["model_recent"], row["num_stops"] = arm.payoff(k) if k else 1.0, len(stops)
+        row["context"][BACK - len(last) :] = last
+        table.stops[slot, : len(stops)] = stops
 
-        Args:
-            in_round: whether variants are compared in the step.
-        """
+    def advance(self, report: StepReport, step_us: float, in_round: bool) -> Progress:
+        """Process the committed tokens of a step, ``in_round`` if variants are compared in it;
+        labels resolve. Mutates ``report``: ended and dropped requests get slot -1."""
         advanced, step = report.advanced, np.zeros(1, observe.OBSERVED)
         before = self.counters.tokens
         step["step_tokens"], step["step_us"] = report.step_tokens, step_us
@@ -133,25 +147,31 @@ class Tracker:
         slots = advanced["slot"].copy() if in_round else advanced["slot"]
         at, status = 0, -1
         while True:
-            at, status = observe.observe(self.state(), advanced, report.tokens, step, at)
+            at, status = observe.observe(self.handle, advanced, report.tokens, step, at)
             if status == observe.DONE:
                 break
             position = at - (status == observe.OVER)
             if self._handle_early_return(status, position, report):
                 advanced["slot"][position] = -1
-        _, _, _, closed, committed, verified, predicted, drafts = step[0].item()
-        tokens = self.counters.tokens - before
-        progress = Progress(closed, committed, verified, predicted, drafts, tokens)
+        progress = Progress(self.counters.tokens - before, *step[0].item()[3:])
         if not in_round:
             return progress
-        groups, sessions = self.table.shared(report.names, slots, advanced["committed"])
-        return progress._replace(groups=groups, sessions=sessions)
+        groups, sessions = dict[tuple[str, str], list[int]](), set[str]()
+        per_request = zip(report.names, slots.tolist(), advanced["committed"].tolist(), strict=True)
+        for name, slot, count in per_request:
+            if slot >= 0:  # the options of ended requests are kept until their cycles are written
+                options = self.options[slot]
+                sums = groups.setdefault((options.tenant, options.workload), [0, 0])
+                sums[0] += count
+                sums[1] += 1
+                sessions.add(options.session or name)
+        return progress._replace(groups=groups, sessions=frozenset(sessions))
 
     def _handle_early_return(self, status: int, position: int, report: StepReport) -> bool:
         """Do the Python part for a request; whether it is no longer tracked."""
         name, request = report.names[position], report.advanced[position]
         if status == observe.OVER:
-            ended = self.table.arrays.requests["ended"][request["slot"]]
+            ended = self.table.requests["ended"][request["slot"]]
             self.stop(name, "stop" if ended == STOPPED else "length")
         elif status == observe.LOST:
             self._drop(name, "length")
@@ -167,7 +187,7 @@ class Tracker:
 
     def _fault(self, name: str) -> None:
         """Log the exception being handled, and drop the request."""
-        if name in self.table:
+        if name in self.slots:
             self.limited_log.exception("a request gets no more drafts: its bookkeeping failed")
             self._drop(name, "fault")
 
@@ -181,18 +201,23 @@ class Tracker:
 
         Unknown names are ignored; never raises.
         """
-        if name not in self.table:
+        if name not in self.slots:
             return
-        slot = self.table.remove(name)
+        slot = self.slots.pop(name)
+        self._stopped.append(slot)
         self.counters.stopped += 1
         try:
-            cycles.close_request(self.state(), slot, self.sink.word(reason))
+            cycles.close_request(self.handle, slot, self.sink.word(reason))
             if self._cache is not None:
                 self._cache.stop(name)
-            self.memories.end(int(self.table.arrays.requests["memory"][slot]))
+            self.memories.end(int(self.table.requests["memory"][slot]))
         except Exception:  # noqa: BLE001 - logged
             self.limited_log.exception("a request's last labels are lost: its bookkeeping failed")
             self.counters.left_out["fault"] += 1
 
-
-NO_TEXT: Final = new_pool(1, 1)
+    def release_slots(self) -> None:
+        """Free the slots of stopped requests: all their cycles are written."""
+        for slot in self._stopped:
+            del self.options[slot]
+        self._free += self._stopped
+        self._stopped.clear()

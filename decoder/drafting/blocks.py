@@ -13,7 +13,7 @@ class Blocks:
             if length >> size & 1:
                 self._free[size].add(length >> (size + 1) << (size + 1))
 
-    def take(self, size: int) -> int:
+    def allocate(self, size: int) -> int:
         """Allocate a block of 2**``size``: its start, from the lowest of the smallest free blocks
         that fit, or -1 if none does. Mutates."""
         for larger in range(size, len(self._free)):
@@ -25,8 +25,8 @@ class Blocks:
                 return begin
         return -1
 
-    def give(self, begin: int, size: int) -> None:
-        """Free a block that :meth:`take` returned. Mutates."""
+    def free(self, begin: int, size: int) -> None:
+        """Free a block that :meth:`allocate` returned. Mutates."""
         while begin ^ (1 << size) in self._free[size]:
             self._free[size].remove(begin ^ (1 << size))
             begin &= ~(1 << size)

@@ -16,20 +16,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.compiled import Float32Array, Int32Array, compiled, entry_point
-from decoder.drafting.drafts import Limits
-from decoder.drafting.windows import END, ORDERS, Pool, after, before, bucket_of, mixed, slot_of
+from decoder.drafting.windows import (
+    END,
+    ORDERS,
+    PAGE,
+    Pool,
+    after,
+    before,
+    bucket_of,
+    mixed,
+    slot_of,
+)
 
-MOST: Final = 16
-"""Maximum occurrences taken from a chain."""
+Tokens = NDArray[np.int32]
+
+
+class Limits(NamedTuple):
+    """Limits of a look-up. A draft has at most ``factor * matched tokens + offset`` tokens."""
+
+    depth: int  # maximum tokens of matched context and draft together
+    most: int  # maximum tokens of a draft
+    factor: float
+    offset: float
+    least: float  # minimum probability of a draft's last token
+
+
+STOCK: Final = Limits(24, 24, 1.0, 0.0, 0.1)
+"""Defaults of vLLM's suffix decoding (``SpeculativeConfig`` of vLLM 0.32: depth, factor, minimum
+probability); its drafts are at most as long as its trees are deep."""
+MOST: Final = 16  # maximum occurrences taken from a chain
 STEPS: Final = 4
 """Chain positions visited per occurrence: buckets also contain hash collisions."""
-BACK: Final = 32
-"""Maximum match length that is measured, tokens."""
+BACK: Final = 32  # maximum match length that is measured, tokens
 FULL: Final = 8
 """Maximum occurrences of full match length ``BACK``, and minimum distance between two of them in
 tokens. Looping text matches everywhere, and the work is occurrences times tokens."""
-WORK: Final = 4096
-"""Tokens compared, after which no shorter match is tried: 3 to 6 us."""
+WORK: Final = 4096  # tokens compared, after which no shorter match is tried: 3 to 6 us
 PREFETCHED: Final = 8
 """Positions of each chain that are prefetched. A look-up is bound by memory latency, one position
 after the other; loads of many chains overlap."""
@@ -38,7 +60,7 @@ after the other; loads of many chains overlap."""
 class Scratch(NamedTuple):
     """Scratch arrays of :func:`draft`: occurrences, and the continuation being tried."""
 
-    found: Int32Array  # [MOST], positions where the context ends, newest first
+    positions: Int32Array  # [MOST], positions where the context ends, newest first
     lens: Int32Array  # [MOST], match length of each
     voters: Int32Array  # [MOST], positions that vote
     votes: Int32Array  # [MOST], their tokens
@@ -59,11 +81,16 @@ def matched(pool: Pool, index: int, position: int, context: NDArray[np.int32], m
     """Length of the common suffix of ``context`` and a window's text up to ``position``, at most
     ``most``."""
     window, last, count = pool.windows[index], len(context) - 1, 0
+    slot = slot_of(window, position)
     while count < most and position > 0:
-        if pool.text[slot_of(window, position)] != context[last - count]:
+        if pool.text[slot] != context[last - count]:
             break
         count += 1
-        position = before(pool, window, position)
+        if position & (PAGE - 1):
+            position, slot = position - 1, slot - 1
+        else:
+            position = before(pool, window, position)
+            slot = slot_of(window, position)
     return count
 
 
@@ -85,17 +112,13 @@ def gather(
     most: int,
     scratch: Scratch,
 ) -> tuple[int, int]:
-    """Find earlier occurrences of the end of ``context``. Fills ``found`` and ``lens`` of
-    ``scratch``.
-
-    Args:
-        order: of the chain to follow.
-        most: maximum match length.
+    """Find earlier occurrences of the end of ``context`` by the chain of ``order``, and their match
+    lengths up to ``most``. Fills ``positions`` and ``lens`` of ``scratch``.
 
     Returns:
         number of occurrences, and tokens compared.
     """
-    window, found, lens = pool.windows[index], scratch.found, scratch.lens
+    window, positions, lens = pool.windows[index], scratch.positions, scratch.lens
     position, first = newest(pool, index, context, order), window["first"]
     count, full, last, work = 0, 0, -FULL, 0
     for _ in range(MOST * STEPS):
@@ -105,7 +128,7 @@ def gather(
         if abs(position - last) >= FULL:
             length = matched(pool, index, position, context, most)
             work += length
-            found[count], lens[count] = position, length
+            positions[count], lens[count] = position, length
             count += length >= ORDERS[order]
             if length == BACK:
                 full, last = full + 1, position
@@ -151,12 +174,9 @@ def vote(
     """Majority vote on each next token by the first ``count`` of ``voters``; ties go to the newest.
     Fills ``tokens`` and ``probs`` of ``scratch``, and overwrites ``voters``.
 
-    Args:
-        limit: maximum tokens.
-        least: probability at which the draft ends.
-
     Returns:
-        number of tokens, the sum of their probabilities, and tokens compared.
+        number of tokens, at most ``limit`` and while their probability is ``least`` or more; the
+        sum of their probabilities; and tokens compared.
     """
     positions, votes, window = scratch.voters, scratch.votes, pool.windows[index]
     length, score, prob, work = 0, 0.0, 1.0, 0
@@ -246,7 +266,7 @@ def below(match: int, lens: NDArray[np.int32], count: int, least: int) -> int:
 
 
 class Continuation(NamedTuple):
-    """A draft, and how it was found."""
+    """A draft, and how it was positions."""
 
     length: int  # tokens
     match: int  # match length, context tokens
@@ -261,16 +281,17 @@ class Written(NamedTuple):
     probs: Float32Array  # [longest]
 
 
+def written_for(most: int) -> Written:
+    """Output arrays for drafts of at most ``most`` tokens."""
+    return Written(np.empty(most, np.int32), np.empty(most, np.float32))
+
+
 @entry_point
 def draft(
     pool: Pool, index: int, context: Int32Array, limits: Limits, out: Written, scratch: Scratch
 ) -> Continuation:
-    """The continuation with the highest score over all match lengths.
-
-    Args:
-        out: filled up to the draft's length.
-        scratch: from :func:`scratch_for`, for ``limits.most`` tokens or more.
-    """
+    """The continuation with the highest score over all match lengths. Fills ``out`` up to its
+    length; ``scratch`` is for ``limits.most`` tokens or more."""
     best, drafted, match_len, work = 0.0, 0, 0, 0
     longest = min(len(context), BACK, limits.depth)
     for order in range(len(ORDERS) - 1, -1, -1):
@@ -292,7 +313,7 @@ def draft(
                 continue
             voting = 0
             for i in range(count):
-                scratch.voters[voting] = scratch.found[i]
+                scratch.voters[voting] = scratch.positions[i]
                 voting += scratch.lens[i] >= match
             length, score, compared = vote(pool, index, voting, limit, limits.least, scratch)
             work += compared

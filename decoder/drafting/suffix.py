@@ -11,30 +11,26 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Final
+from itertools import count
+from typing import Any, Final
 
 import numpy as np
 
 from decoder.drafting import windows
 from decoder.drafting.blocks import Blocks
-from decoder.drafting.drafts import CacheDraft, Limits, Tokens
-from decoder.drafting.matches import BACK, Written, draft, scratch_for
+from decoder.drafting.matches import Limits, Tokens
 from decoder.drafting.windows import BUCKET, ORDERS, PAGE, Pool
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, Shares, owner_of
 
-STEP_TOKENS: Final = 32_768
-"""Prompt tokens indexed per step: 1 to 3 ms."""
+STEP_TOKENS: Final = 32_768  # prompt tokens indexed per step: 1 to 3 ms
 TOKEN_BYTES: Final = 4 + 4 * len(ORDERS) + 4 * len(ORDERS) // BUCKET
 """Bytes of a window per slot: the token, its chain links, and its part of a bucket per order."""
 PAGE_BYTES: Final = PAGE * TOKEN_BYTES + 8
 LARGEST: Final = 2
 """log2 of the windows of the largest size that fit into the pool."""
-LAST: Final = 1 << 30
-"""Position at which a window starts anew: positions are int32."""
-MEMORIES: Final = 16
-"""Payoff memories may use 1/16 of the bytes that text may."""
+LAST: Final = 1 << 30  # position at which a window starts anew: positions are int32
+MEMORIES: Final = 16  # payoff memories may use 1/16 of the bytes that text may
 
 
 class SuffixCache:
@@ -42,28 +38,27 @@ class SuffixCache:
 
     Attributes:
         limits: of its look-ups.
+        memory_bytes: that payoff memories may use in addition to the text.
     """
 
     def __init__(
         self, settings: WorkerSettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begin empty.
-
-        Args:
-            clock: seconds; a tenant idle for an hour may lose its guaranteed share to another.
-        """
+        """Begin empty. By ``clock``, in seconds, a tenant idle for an hour may lose its guaranteed
+        share to another."""
         self.limits = Limits(
-            settings.suffix_max_depth, settings.suffix_max_draft, settings.suffix_max_factor,
-            settings.suffix_max_offset, settings.suffix_min_prob,
+            settings.suffix_max_depth, settings.suffix_max_draft, float(settings.suffix_max_factor),
+            float(settings.suffix_max_offset), float(settings.suffix_min_prob),
         )  # fmt: skip
-        self._budget = int(settings.cache_gib * 2**30)
-        pages = max(self._budget // PAGE_BYTES, 4)
-        self.pool: Pool = windows.new_pool(pages, 256)
+        budget = int(settings.cache_gib * 2**30)
+        pages, self.memory_bytes = max(budget // PAGE_BYTES, 4), budget // MEMORIES
+        self.pool: Pool = windows.new_pool(pages, pages + 1)  # each window has a page
         self._blocks = Blocks(pages)
-        self._largest = max(pages.bit_length() - 1 - LARGEST, 0)
-        self._rows = list(range(255, 0, -1))
+        self._largest = min(max(pages.bit_length() - 1 - LARGEST, 0), windows.LEVELS - 1)
+        self._new_rows = count(1)
+        self._rows: list[int] = []  # of the windows that were dropped
         self._owners: dict[int, str] = {}  # of the windows in use
-        self._shares = Shares(self._budget, clock)
+        self._shares = Shares(budget, clock)
         self._active: dict[str, int] = {}  # windows of active requests; 0 if there was no room
         self._keys: dict[str, OrderedDict[str, int]] = {}  # by owner and key, least recent first
         self._unlinked: deque[str] = deque()  # requests with prompts to index
@@ -74,11 +69,6 @@ class SuffixCache:
         return self._shares.held
 
     @property
-    def memory_bytes(self) -> int:
-        """Bytes that payoff memories may use in addition to the text."""
-        return self._budget // MEMORIES
-
-    @property
     def evicted(self) -> int:
         """Pages of outputs that were evicted or overwritten."""
         return int(self.pool.lost[0])
@@ -87,12 +77,6 @@ class SuffixCache:
     def shed(self) -> int:
         """Pages that active requests lost of their own text."""
         return int(self.pool.lost[1])
-
-    @property
-    def waiting(self) -> int:
-        """Requests whose prompts are not fully indexed."""
-        text = self.pool.windows[list(self._active.values())]
-        return int((text["linked"] < text["last"]).sum())
 
     def start(self, request: str, prompt: Tokens, key: str) -> int:
         """Add a request. ``prompt`` (int32 [n], contiguous) is copied; :meth:`index` indexes it.
@@ -130,16 +114,11 @@ class SuffixCache:
         return row
 
     def index(self, most: int | None = STEP_TOKENS) -> int:
-        """Index waiting prompts, oldest first; called once a step.
+        """Index at most ``most`` tokens of waiting prompts, oldest first, None for all; their
+        number. Called once a step.
 
         Until then drafts copy from less text. Verification keeps the generated text independent of
         that.
-
-        Args:
-            most: maximum prompt tokens; None for all.
-
-        Returns:
-            Prompt tokens indexed.
         """
         done = 0
         while self._unlinked and (most is None or done < most):
@@ -166,29 +145,6 @@ class SuffixCache:
             while number and not windows.has_room(self.pool, number, int(window[last]), count + 1):
                 self._enlarge(number, count + 1 + PAGE)
 
-    def propose(
-        self, request: str, context: Tokens, limit: int, limits: Limits | None = None
-    ) -> CacheDraft | None:
-        """The best continuation of ``context`` (int32 [n]) of at most ``limit`` tokens, or None.
-
-        Args:
-            limits: replace :attr:`limits`.
-        """
-        bounds, own = limits or self.limits, self._active[request]
-        bounds = bounds._replace(most=min(limit, bounds.most))
-        suffix, drafts = np.ascontiguousarray(context[-BACK:], np.int32), list[CacheDraft]()
-        size = max(bounds.most, 0)
-        for number in (own, int(self.pool.windows["shared"][own])):
-            if not number:
-                continue
-            out = Written(np.empty(size, np.int32), np.empty(size, np.float32))
-            result = draft(self.pool, number, suffix, bounds, out, scratch_for(size))
-            if result.length:
-                tokens, probs = (part[: result.length].tolist() for part in out)
-                drafts.append(CacheDraft(tokens, probs, result.score, result.match, number == own))
-        drafts.sort(key=lambda draft: -draft.score)  # on a tie its own text's is first
-        return replace(drafts[0], rival=drafts[1] if drafts[1:] else None) if drafts else None
-
     def stop(self, request: str) -> None:
         """Drop the request's own text; its output stays in its key's window until evicted.
 
@@ -210,23 +166,12 @@ class SuffixCache:
             if size == 0:
                 return 0
             size -= 1
-        if not self._rows:
-            old = self.pool.windows
-            self._rows = list(range(2 * len(old) - 1, len(old) - 1, -1))
-            self.pool = self.pool._replace(windows=np.concatenate([old, np.zeros_like(old)]))
-        row = self._rows.pop()
+        row = self._rows.pop() if self._rows else next(self._new_rows)
+        window = self.pool.windows[row]
+        window["blocks"], window["mask"] = page, (PAGE << size) - 1
+        windows.restart(self.pool, row)
         self._owners[row] = owner
-        self._clear(row, page * PAGE, PAGE << size)
         return row
-
-    def _clear(self, row: int, begin: int, slots: int) -> None:
-        """Begin a window anew in a block."""
-        table, window = self.pool.windows, self.pool.windows[row]
-        table["output"][table["shared"] == row] = 0
-        self.pool.heads[begin // BUCKET : (begin + slots) // BUCKET] = 0
-        window["begin"], window["mask"], window["grow_at"] = begin, slots - 1, slots + PAGE
-        window["first"] = window["end"] = PAGE
-        window["last"] = window["linked"] = 0
 
     def _allocate(self, owner: str, size: int, outputs: bool = False) -> int:
         """A block of 2**``size`` pages, or -1 where as many are free but not in one piece.
@@ -241,7 +186,7 @@ class SuffixCache:
             reached = outputs and name == owner
             return reached or self._evict(name)
 
-        while (page := self._blocks.take(size)) < 0:
+        while (page := self._blocks.allocate(size)) < 0:
             if all_bytes - self._shares.held >= PAGE_BYTES << size:
                 return -1
             if not self._shares.evict(evict) or reached:
@@ -249,30 +194,40 @@ class SuffixCache:
         self._shares.grow(owner, PAGE_BYTES << size)
         return page
 
-    def _free(self, owner: str, begin: int, slots: int) -> None:
-        size = (slots // PAGE).bit_length() - 1
-        self._blocks.give(begin // PAGE, size)
-        self._shares.grow(owner, -(PAGE_BYTES << size))
+    def _free(self, row: int, size: int) -> None:
+        """Free the block of a window that doubled it to 2**``size`` pages, or its first page."""
+        pages = 1 << max(size - 1, 0)
+        begin = int(self.pool.windows["blocks"][row, size]) + (pages if size else 0)
+        self._blocks.free(begin, pages.bit_length() - 1)
+        self._shares.grow(self._owners[row], -PAGE_BYTES * pages)
 
     def _enlarge(self, row: int, more: int) -> None:
-        """Double a window; where it has no room, try again when it has overwritten all it holds."""
-        window, owner = self.pool.windows[row], self._owners[row]
-        begin, slots = int(window["begin"]), int(window["mask"]) + 1
-        if window["end"] + more > LAST:
-            windows.discard(self.pool, row, int(window["end"]))
-            self._clear(row, begin, slots)
+        """Double a window if there is room; else its oldest pages are overwritten for now.
+
+        A ring can grow in its first, third, fifth ... lap: then all positions keep their slots.
+        """
+        window = self.pool.windows[row]
+        slots, end = int(window["mask"]) + 1, int(window["end"])
+        if end + more > LAST:
+            windows.discard(self.pool, row, end)
+            windows.restart(self.pool, row)
+            active = [*self._active.values()]
+            outputs = self.pool.windows["output"]
+            outputs[active] *= self.pool.windows["shared"][active] != row
             return
-        page = -1
-        if slots < PAGE << self._largest:
-            size = (slots // PAGE).bit_length()
-            page = self._allocate(owner, size, outputs=not window["own"])
-        if page >= 0 and window["mask"] + 1 == slots:
-            windows.move(self.pool, row, page * PAGE, 2 * slots)
-            self._free(owner, begin, slots)
-            return
-        if page >= 0:  # to make room the window was halved itself
-            self._free(owner, page * PAGE, 2 * slots)
-        window["grow_at"] = window["end"] + max(int(window["mask"]) + 1, more)
+        size, laps, page = (slots // PAGE).bit_length() - 1, -(-(end - PAGE) // slots), -1
+        if size < self._largest and end <= window["grow_at"] and (laps % 2 or not laps):
+            page = self._allocate(self._owners[row], size, outputs=not window["own"])
+        if page < 0:
+            _wait(window, end + max(slots, more))
+        elif window["mask"] + 1 == slots:
+            windows.discard(self.pool, row, (laps - 1) * slots + PAGE)
+            window["blocks"][size + 1] = page - (1 << size)
+            window["mask"] = 2 * slots - 1
+            _wait(window, end)
+        else:  # to make room the window was halved itself
+            self._blocks.free(page, size)
+            self._shares.grow(self._owners[row], -PAGE_BYTES << size)
 
     def _evict(self, owner: str) -> bool:
         """Evict the older half of the owner's least recent outputs or, if all its keys have active
@@ -299,16 +254,23 @@ class SuffixCache:
 
     def _halve(self, row: int) -> None:
         window = self.pool.windows[row]
-        begin, slots = int(window["begin"]), (int(window["mask"]) + 1) // 2
-        windows.move(self.pool, row, begin, slots)
-        window["grow_at"] = window["end"] + slots
-        self._free(self._owners[row], begin + slots, slots)
+        size = ((int(window["mask"]) + 1) // PAGE).bit_length() - 1
+        windows.halve(self.pool, row)
+        _wait(window, int(window["end"] + window["mask"] + 1))
+        self._free(row, size)
 
     def _drop(self, row: int) -> None:
         """Free a window, and forget its owner with its last."""
-        owner, window = self._owners.pop(row), self.pool.windows[row]
-        self._free(owner, int(window["begin"]), int(window["mask"]) + 1)
+        for size in range(((int(self.pool.windows["mask"][row]) + 1) // PAGE).bit_length()):
+            self._free(row, size)
+        owner = self._owners.pop(row)
         self.pool.windows[row] = np.zeros((), windows.WINDOW)
         self._rows.append(row)
         if not self._shares.of(owner):
             self._shares.forget(owner)
+
+
+def _wait(window: Any, position: int) -> None:
+    """Let a window grow when an odd lap of its ring ends at ``position`` or later. Mutates."""
+    slots = int(window["mask"]) + 1
+    window["grow_at"] = (position - PAGE + slots - 1) // (2 * slots) * 2 * slots + slots + PAGE

@@ -4,6 +4,9 @@ A window is a ring of pages that keeps the newest text of a request, or of the o
 *position* numbers a token among all that its window ever had. Each position links to the previous
 one that ends in the same 1, 2 or 3 tokens (``ORDERS``). A link to a position before the window's
 ``first`` is dead.
+
+A window grows by blocks, each as large as all before it, so no text is moved. Its hash buckets grow
+by linear hashing (Litwin, VLDB 1980): a new page splits as many buckets as it brings.
 """
 
 from __future__ import annotations
@@ -13,21 +16,26 @@ from typing import Annotated, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.compiled import Int32Array, Int32Matrix, Int64Array, compiled, entry_point
+from decoder.compiled import (
+    Int32Array,
+    Int32Matrix,
+    Int64Array,
+    bit_length,
+    compiled,
+    entry_point,
+)
 
-ORDERS: Final = (1, 2, 3)
-"""Tokens shared by all positions of a chain."""
+ORDERS: Final = (1, 2, 3)  # tokens shared by all positions of a chain
 BITS: Final = 7
-PAGE: Final = 1 << BITS
-"""Positions that belong to one text."""
+PAGE: Final = 1 << BITS  # positions that belong to one text
 BUCKET: Final = 2
 """Slots of a window for each bucket of an order."""
-END: Final = -1
-"""Token between unrelated texts."""
+END: Final = -1  # token between unrelated texts
+LEVELS: Final = 24  # blocks of a window at most: positions are int32
 WINDOW: Final = np.dtype(
     [
-        ("begin", "i8"),  # its first slot in the pool
         ("mask", "i8"),  # its number of slots, a power of two, - 1
+        ("split", "i8"),  # slots whose buckets are in use
         ("first", "i8"),  # oldest position kept; page 0 is never used
         ("end", "i8"),  # position of the next page
         ("grow_at", "i8"),  # pages do not reach behind it before Python had a chance to grow it
@@ -38,16 +46,18 @@ WINDOW: Final = np.dtype(
         ("linked", "i8"),  # positions up to it are in the chains
         ("shared", "i8"),  # window of its key, 0 for none
         ("output", "i8"),  # its newest token in there, 0 for none
+        (
+            "blocks",
+            "i4",
+            (LEVELS,),
+        ),  # by bits of a page's number: what to add for its page in the pool
     ],
     align=True,
 )
 
 
 class Pool(NamedTuple):
-    """The memory of all windows; window 0 is "none".
-
-    The token at a position lies in slot ``begin + (position & mask)``.
-    """
+    """The memory of all windows; window 0 is "none"."""
 
     text: Int32Array  # [slots]
     chains: Int32Matrix  # [slots, orders], previous position
@@ -76,15 +86,24 @@ def mixed(state: int, token: int) -> int:
 
 
 @compiled
+def place_of(window: Any, offset: int) -> int:
+    """Slot in the pool of a slot of a window."""
+    return int((window["blocks"][bit_length(offset >> BITS)] << BITS) + offset)
+
+
+@compiled
 def bucket_of(window: Any, state: int) -> int:
     """Row of ``heads`` for the hash ``state`` of tokens."""
-    return int((window["begin"] + (state & window["mask"])) // BUCKET)
+    mask = window["mask"]
+    while mask and (state & mask) >= window["split"]:
+        mask >>= 1
+    return place_of(window, state & mask) // BUCKET
 
 
 @compiled
 def slot_of(window: Any, position: int) -> int:
     """Slot of a position."""
-    return int(window["begin"] + (position & window["mask"]))
+    return place_of(window, (position - PAGE) & window["mask"])
 
 
 @compiled
@@ -92,8 +111,8 @@ def before(pool: Pool, window: Any, position: int) -> int:
     """Previous position of the text, or 0."""
     if position & (PAGE - 1):
         return position - 1
-    found = int(pool.before[slot_of(window, position) >> BITS])
-    return found if found >= window["first"] else 0
+    linked = int(pool.before[slot_of(window, position) >> BITS])
+    return linked if linked >= window["first"] else 0
 
 
 @compiled
@@ -101,8 +120,8 @@ def after(pool: Pool, window: Any, position: int) -> int:
     """Next position of the text, or 0."""
     if (position + 1) & (PAGE - 1):
         return position + 1
-    found = int(pool.after[slot_of(window, position) >> BITS])
-    return found if found >= window["first"] else 0
+    linked = int(pool.after[slot_of(window, position) >> BITS])
+    return linked if linked >= window["first"] else 0
 
 
 @entry_point
@@ -115,6 +134,21 @@ def discard(pool: Pool, index: int, first: int) -> None:
 
 
 @compiled
+def split_buckets(pool: Pool, index: int) -> None:
+    """Split the buckets that a window's next unused page adds. Mutates.
+
+    A bucket's newest position is copied to its second half. Their chains share the old positions;
+    look-ups skip those of the other one.
+    """
+    window = pool.windows[index]
+    offset = window["split"]
+    half = PAGE << (bit_length(offset >> BITS) - 1)
+    source, target = place_of(window, offset - half) // BUCKET, place_of(window, offset) // BUCKET
+    pool.heads[target : target + PAGE // BUCKET] = pool.heads[source : source + PAGE // BUCKET]
+    window["split"] = offset + PAGE
+
+
+@compiled
 def open_page(pool: Pool, index: int, last: int) -> int:
     """Open a page that continues the text whose newest token is ``last``, if that is still there;
     its first position. Mutates."""
@@ -122,6 +156,8 @@ def open_page(pool: Pool, index: int, last: int) -> int:
     position = window["end"]
     window["end"] = position + PAGE
     discard(pool, index, window["end"] - window["mask"] - 1)
+    if ((position - PAGE) & window["mask"]) == window["split"]:
+        split_buckets(pool, index)
     slot = slot_of(window, position)
     pool.text[slot : slot + PAGE] = END
     pool.before[slot >> BITS], pool.after[slot >> BITS] = 0, 0
@@ -147,15 +183,9 @@ def link(pool: Pool, index: int, position: int) -> None:
 
 @entry_point
 def write(pool: Pool, index: int, last: int, tokens: Int32Array, links: bool) -> int:
-    """Append int32 ``tokens`` [n] to a text of a window, over its oldest pages. Mutates.
-
-    Args:
-        last: position of the text's newest token; 0, or one that is lost, begins a text.
-        links: whether look-ups find the tokens at once.
-
-    Returns:
-        position of the last one.
-    """
+    """Append ``tokens`` to a text of a window whose newest token is at ``last``; 0, or one that is
+    lost, begins a text. Overwrites the oldest pages. With ``links``, look-ups find the tokens at
+    once. Returns the position of the last one. Mutates."""
     window = pool.windows[index]
     for i in range(len(tokens)):
         position = last + 1
@@ -222,25 +252,38 @@ def extend(pool: Pool, index: int, tokens: Int32Array) -> None:
 
 
 @entry_point
-def move(pool: Pool, index: int, begin: int, slots: int) -> None:
-    """Move a window to a free block of ``slots`` slots, or to the first half of its own. Mutates.
+def restart(pool: Pool, index: int) -> None:
+    """Empty a window. Mutates."""
+    window = pool.windows[index]
+    begin = place_of(window, 0) // BUCKET
+    pool.heads[begin : begin + PAGE // BUCKET] = 0
+    window["split"] = window["first"] = window["end"] = PAGE
+    window["last"] = window["linked"] = 0
+    window["grow_at"] = window["mask"] + 1 + PAGE
 
-    When a bucket is split, its newest position is copied to both halves. Their chains share the old
-    positions; look-ups skip those of the other one. Of two that are joined the newer chain is kept.
+
+@entry_point
+def halve(pool: Pool, index: int) -> None:
+    """Keep the newer half of a window in all its blocks but the last. Mutates.
+
+    Of two buckets that are joined the newer chain is kept.
     """
-    window, heads, orders = pool.windows[index], pool.heads, range(len(ORDERS))
+    window = pool.windows[index]
+    slots = (window["mask"] + 1) >> 1
     discard(pool, index, window["end"] - slots)
-    old, old_mask, mask = window["begin"], window["mask"], slots - 1
-    for position in range(window["first"], window["end"]):
-        source, target = old + (position & old_mask), begin + (position & mask)
-        pool.text[target] = pool.text[source]
-        for order in orders:
-            pool.chains[target, order] = pool.chains[source, order]
-        pool.before[target >> BITS] = pool.before[source >> BITS]
-        pool.after[target >> BITS] = pool.after[source >> BITS]
-    for at in range(0, max(slots, old_mask + 1), BUCKET):
-        source, target = (old + (at & old_mask)) // BUCKET, (begin + (at & mask)) // BUCKET
-        for order in orders:
-            newest = heads[source, order]
-            heads[target, order] = newest if at < slots else max(newest, heads[target, order])
-    window["begin"], window["mask"], window["grow_at"] = begin, mask, window["first"] + slots
+    for position in range(window["first"], window["end"], PAGE):
+        if (position - PAGE) & slots:
+            source = slot_of(window, position)
+            target = place_of(window, (position - PAGE) & (slots - 1))
+            pool.text[target : target + PAGE] = pool.text[source : source + PAGE]
+            pool.chains[target : target + PAGE] = pool.chains[source : source + PAGE]
+            pool.before[target >> BITS] = pool.before[source >> BITS]
+            pool.after[target >> BITS] = pool.after[source >> BITS]
+    for offset in range(slots, window["split"], BUCKET):
+        source, target = (
+            place_of(window, offset) // BUCKET,
+            place_of(window, offset - slots) // BUCKET,
+        )
+        for order in range(len(ORDERS)):
+            pool.heads[target, order] = max(pool.heads[source, order], pool.heads[target, order])
+    window["mask"], window["split"] = slots - 1, min(window["split"], slots)

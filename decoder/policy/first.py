@@ -22,11 +22,7 @@ SHIPPED: Final = Path(__file__).with_name("first.safetensors")
 
 
 def first_policy(scope: str) -> Policy:
-    """The first policy, version 0, for ``scope``. Its file is read once.
-
-    Raises:
-        PolicyRefused: the file is missing, damaged, or made for another feature schema.
-    """
+    """:func:`read_first` of the shipped file, for ``scope``."""
     return replace(read_first(SHIPPED), scope=scope)
 
 
@@ -47,10 +43,10 @@ def _warn_once(reason: str) -> None:
 
 @cache
 def read_first(path: Path) -> Policy:
-    """The bundle in ``path``, which must be for any scope.
+    """The first policy, version 0, in ``path``, for any scope.
 
     Raises:
-        PolicyRefused: as :func:`first_policy`.
+        PolicyRefused: the file is missing, damaged, or made for another feature schema.
     """
     try:
         data = path.read_bytes()

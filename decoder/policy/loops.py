@@ -6,7 +6,7 @@ as plain Python.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,18 +24,11 @@ from decoder.compiled import (
 from decoder.contracts.bundle import BUCKET_OF
 from decoder.contracts.features import FEATURE_ROW, NUM_FEATURES, FloatArray
 from decoder.policy.pricing import cost_share, drafting_time, token_value, verifying
-from decoder.policy.rule import CACHE, CANDIDATE, MODEL, NONE, SITUATION, Arms, Lengths
+from decoder.policy.rule import CACHE, CANDIDATE, MODEL, NONE, STEP_INPUTS, Arms, Lengths
 
-__all__ = [
-    "by_survival", "choose_rows", "cost_share", "curves_of", "draft_length", "drafting_time",
-    "outputs_of", "share_out", "token_value", "verifying", "yields_of_places",
-]  # fmt: skip
+__all__ = ["cost_share", "drafting_time", "token_value", "verifying"]
 
 compilable(verifying, drafting_time, token_value, cost_share)
-
-ALONE: Final = np.dtype([("model", "f4"), ("batch_size", "i8"), ("rate", "f8")], align=True)
-"""Inputs of an independent row: expected accepted length of a model draft, batch size of its step,
-and the rate."""
 
 
 class Terms(NamedTuple):
@@ -95,9 +88,8 @@ def curves_of(
     ones share. The sum of a row is the expected accepted length; so is that of any truncation.
 
     Args:
-        outputs: float32 [m, buckets or more].
-        draft_lens: int64 [m], tokens of each draft.
-        owners: int64 [m], the result row of each draft.
+        outputs: [m, buckets or more].
+        owners: [m], the result row of each draft.
 
     Returns:
         float32 [n, longest], non-increasing along a row, 0 after a draft's end.
@@ -135,11 +127,7 @@ def draft_length(yields: FloatArray, terms: Terms, dense: NDArray[np.float64]) -
     """Best length of the step's model drafts, if the drafter runs at all: 1 to k tokens.
 
     All model drafts of a step have the same length. The requests with the highest expected accepted
-    length get one, as many as pay.
-
-    Args:
-        yields: float32 [n, k], expected accepted lengths of drafts of 1 to k tokens.
-        dense: of the cost table.
+    length get one, as many as pay. ``yields`` [n, k] are those of drafts of 1 to k tokens.
     """
     most, rows = yields.shape[1], terms.rows
     order = np.argsort(-yields[:, most - 1])
@@ -224,11 +212,8 @@ def share_out(
     use of model drafts over none.
 
     Args:
-        curves: float32 [n, w], survival; rows of zeros have no cache draft.
-        model: float32 [n], expected accepted length of a model draft of ``k`` tokens; 0 if none can
-            be made.
-        terms: of the step, whose ``rows`` are at least n.
-        dense: of the cost table.
+        curves: [n, w], survival; rows of zeros have no cache draft.
+        model: [n], expected accepted length of a model draft of ``k`` tokens; 0 for none.
     """
     (n, width), rows = curves.shape, terms.rows
     budget = min(n * max(width, k), terms.budget)
@@ -285,29 +270,22 @@ def by_survival(
     network: tuple[Float32Array, Int64Array],
     drafts: Annotated[NDArray[Any], FEATURE_ROW],
     candidates: Annotated[NDArray[Any], CANDIDATE],
-    situations: Annotated[NDArray[Any], SITUATION],
+    inputs: Annotated[NDArray[Any], STEP_INPUTS],
     odds: Float64Array,
     dense: ConstantArray,
 ) -> tuple[int, float]:
-    """Decide a step by a ``survival`` policy. Fills ``policy_arm``, ``length``, ``expected`` and
-    ``model`` of ``candidates``.
-
-    Args:
-        network: flat weights, and layer widths.
-        drafts: features of the cache drafts.
-        situations: [1]
-        odds: log-odds that a model draft's token is accepted, by position.
-        dense: of the current cost table.
+    """Decide a step by a ``survival`` policy with flat weights and layer widths ``network``. Fills
+    ``policy_arm``, ``length``, ``expected`` and ``model`` of ``candidates``.
 
     Returns:
         length of every model draft, 0 where the engine has none, and the gain in time of model
         drafts if all requests could have one.
     """
-    situation, n = situations[0], len(candidates)
-    prices, most, batch = situation["prices"], situation["model_len"], situation["batch_size"]
+    params, n = inputs[0], len(candidates)
+    prices, most, batch = params["prices"], params["model_len"], params["batch_size"]
     terms = Terms(
-        token_value(batch, situation["rate"], dense), batch + situation["prefill_tokens"],
-        situation["budget"], (prices[0], prices[1] + prices[2] * batch, 0.0),
+        token_value(batch, params["rate"], dense), batch + params["prefill_tokens"],
+        params["budget"], (prices[0], prices[1] + prices[2] * batch, 0.0),
     )  # fmt: skip
     curves = expected_curves(network, drafts, candidates)
     unable = candidates["unable"].any()
@@ -330,25 +308,3 @@ def by_survival(
         candidate["policy_arm"], candidate["length"] = arms[i], lengths[i]
         candidate["expected"], candidate["model"] = curves[i].sum(), model[i]
     return k, gain
-
-
-@entry_point
-def choose_rows(
-    curves: Float32Matrix,
-    rows: Annotated[NDArray[Any], ALONE],
-    k: int,
-    dense: ConstantArray,
-    prices: tuple[float, float, float],
-) -> tuple[Arms, Lengths]:
-    """Arms [n] and lengths [n] of independent rows: each stands for a step of identical requests.
-    The rest is as in :func:`share_out`."""
-    n, model = len(rows), np.empty(1, np.float32)
-    arms, lengths = np.zeros(n, np.int8), np.zeros(n, np.int32)
-    for i in range(n):
-        row, batch = rows[i], rows[i]["batch_size"]
-        each = prices[0] / batch, prices[1] / batch + prices[2], 0.0
-        model[0] = row["model"]
-        terms = Terms(token_value(batch, row["rate"], dense), batch, 1 << 40, each)
-        shared = share_out(curves[i : i + 1], model, k, terms, dense)
-        arms[i], lengths[i] = shared[0][0], shared[1][0]
-    return arms, lengths

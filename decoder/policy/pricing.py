@@ -58,11 +58,8 @@ def drafting_time(k: int, rows: Any, drafting: tuple[float, float, float]) -> An
 
 
 def token_value(rows: Any, rate: Any, dense: Floats) -> Any:
-    """Value, in time, of a committed token in a step of ``rows`` requests.
-
-    Args:
-        rate: tokens a request commits in the time of a step that verifies no draft.
-    """
+    """Value, in time, of a committed token in a step of ``rows`` requests, each of which commits
+    ``rate`` tokens in the time of a step that verifies no draft."""
     return verifying(rows, dense) / (rate * rows)
 
 
@@ -170,32 +167,10 @@ class CostTable:
 def step_time(
     costs: CostTable, rows: int, drafts: int, drafted: int = 0, prefill: int = 0
 ) -> float:
-    """Time of a step, without its prefill and without the router's own time.
-
-    Args:
-        rows: requests in it.
-        drafts: draft tokens it verifies, over all requests.
-        drafted: tokens that the model drafter makes per request; 0 if it does not run.
-        prefill: prompt tokens in it.
-    """
+    """Time of a step of ``rows`` requests that verifies ``drafts`` draft tokens and makes a model
+    draft of ``drafted`` tokens for each, without its prefill and without the router's own time."""
     time = costs.time(rows + prefill + drafts) + costs.drafting(drafted, rows)
     return time + costs.time(rows) - costs.time(rows + prefill) if prefill else time
-
-
-def cost_shares(
-    costs: CostTable,
-    rows: ArrayLike,
-    length: ArrayLike,
-    drafts: ArrayLike,
-    drafting: ArrayLike = 0.0,
-    models: ArrayLike = 1,
-    prefill: ArrayLike = 0,
-) -> Floats:
-    """:func:`cost_share` with a cost table, float64 of the broadcast shape; tokens are rounded."""
-    rows, length, drafts = (np.rint(n).astype(np.int64) for n in (rows, length, drafts))
-    drafting, models, prefill = (np.asarray(n) for n in (drafting, models, prefill))
-    shares: Floats = cost_share(rows, length, drafts, drafting, models, prefill, costs.dense)
-    return shares
 
 
 def _ascending(times: Floats) -> Floats:

@@ -10,8 +10,7 @@ from decoder.contracts.bundle import ANY_SCOPE, Policy, pack, unpack
 from decoder.contracts.errors import PolicyRefused
 from decoder.policy.estimate import predict
 
-TOLERANCE: Final = 1e-3
-"""Tokens. A worker whose predictions differ by more refuses the bundle."""
+TOLERANCE: Final = 1e-3  # tokens. A worker whose predictions differ by more refuses the bundle.
 
 
 def to_bytes(policy: Policy) -> bytes:

@@ -8,23 +8,19 @@ measures it (``decoder.core.rate``). A choice is worth
 (Dinkelbach's argument for ratios). A threshold on the accepted length is the special case of
 constant costs and a constant model draft.
 
-``policy.estimate`` decides rows independently, as the learner replays them. ``decoder.core.choice``
-decides a worker's step, whose requests share one budget and one drafter.
+``decoder.core.choice`` decides a worker's step, whose requests share one budget and one drafter;
+the learner decides recorded rows independently.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.policy.pricing import CostTable
-
 NONE, MODEL, CACHE = range(3)
-ARMS: Final = ("none", "model", "cache")
-"""Arm names by number, as in events."""
+ARMS: Final = ("none", "model", "cache")  # arm names by number, as in events
 
 CANDIDATE: Final = np.dtype(
     [
@@ -43,7 +39,7 @@ CANDIDATE: Final = np.dtype(
 )
 """A request that may verify a draft: its limits, predictions and choice."""
 
-SITUATION: Final = np.dtype(
+STEP_INPUTS: Final = np.dtype(
     [
         ("batch_size", "i8"),  # requests in the step
         ("prefill_tokens", "i8"),  # prompt tokens in the step
@@ -60,20 +56,3 @@ SITUATION: Final = np.dtype(
 
 Arms = NDArray[np.int8]
 Lengths = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Arm and draft tokens to verify for each row, [..., n]; 0 tokens for arm ``none``."""
-
-    arms: Arms
-    lengths: Lengths
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """Inputs of a choice other than the drafts. ``model_len`` is the length of a model draft, 0
-    without a model drafter."""
-
-    costs: CostTable
-    model_len: int = 0

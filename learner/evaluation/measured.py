@@ -24,8 +24,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from decoder.policy.pricing import MAX_TOKENS, CostTable, cost_shares
-from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
+from decoder.policy.pricing import MAX_TOKENS, CostTable
+from decoder.policy.rule import CACHE, MODEL, NONE
+from learner.evaluation.independent import Choice, Situation, cost_shares
 from learner.training.rows import UNKNOWN, Rows
 
 MIN_ARM: Final = 20

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from decoder.contracts.bundle import Policy
-from decoder.policy.estimate import decide_each, estimate, estimate_each, predict
-from decoder.policy.pricing import cost_shares
-from decoder.policy.rule import CACHE, MODEL, NONE, Choice
+from decoder.policy.estimate import estimate, predict
+from decoder.policy.rule import CACHE, MODEL, NONE
+from learner.evaluation.independent import Choice, cost_shares, decide_each, estimate_each
 from learner.evaluation.measured import Costs, Floats
 from learner.training.rows import UNKNOWN, Rows
 

@@ -44,9 +44,11 @@ ENOUGH: Final = 20
 """Pairs of each comparison that end a phase. Their number does not depend on the outcome, so the
 interval need not be widened for repeated tests."""
 ENOUGH_DRAFTS: Final = 300  # drafts predicted by the learner's policy that end its phase
-DRAIN_SECONDS: Final = 60.0
+DRAIN_SECONDS: Final = 180.0
 """How long the learner may read nothing new before the remaining events count as lost."""
-REPORT_SECONDS: Final = 30.0  # time for a running worker or learner to send a status
+REPORT_SECONDS: Final = 600.0
+"""Time until the first status. On busy cores the learner, with its low priority, starts in
+minutes."""
 HOME: Final = Path("var/demo")
 SETTINGS: Final[Mapping[str, str]] = {
     "HVD_WORKER_VARIANTS": "plain,suffix,model",
@@ -104,7 +106,8 @@ def _served(
     for name, statuses in {"worker": ledger.statuses, "learner": ledger.learner}.items():
         # rates need a status before the traffic
         ready = partial(bool, statuses)
-        wait_until(children[name], ready, REPORT_SECONDS, list(children.values()))
+        with console.status(f"waiting for the first status of the {name}"):
+            wait_until(children[name], ready, REPORT_SECONDS, list(children.values()))
     before, began = ledger.consumed, time.time()
     with console.status("timing plain steps"):
         step_s = plain_step_s(stack.api, stack.model)

@@ -8,7 +8,7 @@ in each cycle. Drafts, features, decisions and labels are the router's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,12 +19,13 @@ from decoder.contracts.features import FloatArray
 from decoder.core.costs import LiveCosts
 from decoder.core.payoff.model_arm import chance_of
 from decoder.core.router import Decision, DraftRouter, RequestOptions
-from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
-from decoder.policy.pricing import NOMINAL, CostTable, Floats, cost_shares
+from decoder.policy.pricing import NOMINAL, CostTable, Floats
 from decoder.policy.rule import ARMS, CACHE, MODEL, NONE
 from decoder.settings import WorkerSettings
+from learner.evaluation.independent import cost_shares
 from learner.training.rows import Rows, from_batch
+from pipelines.replay.cache_drafts import common_prefix, propose
 from pipelines.replay.method import Method
 from pipelines.replay.rivals import deciding
 
@@ -167,6 +168,7 @@ class Turn:
     prompt: Ids
     output: list[int]
     text: Ids  # prompt and output, contiguous
+    row: int = 0  # its window in the cache
 
     @classmethod
     def of(cls, index: int, trace: Trace) -> Turn:
@@ -180,9 +182,9 @@ def turns(traces: Sequence[Trace], cache: SuffixCache) -> Iterator[Turn]:
     """Yield each recording, in order, while its request runs in ``cache``."""
     for index, trace in enumerate(traces):
         turn = Turn.of(index, trace)
-        cache.start(turn.name, turn.prompt, "")
+        row = cache.start(turn.name, turn.prompt, "")
         cache.index(None)
-        yield turn
+        yield replace(turn, row=row)
         cache.stop(turn.name)
 
 
@@ -229,7 +231,7 @@ def oracle_cycles(
             options = [(NONE, 0, 0)]
             options += [(MODEL, k, min(model[done], k)) for k in range(1, longest + 1)]
             context = turn.text[: len(turn.prompt) + done]
-            draft = cache.propose(turn.name, context, room) if room > 0 else None
+            draft = propose(cache, turn.row, context, room) if room > 0 else None
             if draft is not None:
                 same = common_prefix(draft.tokens, output[done : done + len(draft.tokens)])
                 options.append((CACHE if same else NONE, same, same))
@@ -300,13 +302,13 @@ class Engine:
             committed = text[done : done + cycle.accepted + 1]
             tokens, verified = [committed], cycle.verified
             report = router.report([turn.name], tokens, verified, 0, 1 + verified)
-            report.usual = self._usual
+            report.timed = self._usual
             router.observe(report)
             if not self._usual:
-                router.settle()
+                router.flush()
             done += cycle.committed
         router.stop(turn.name, "stop")
-        router.settle()
+        router.flush()
 
 
 def _verified(decision: Decision, turn: Turn, model: Sequence[int], done: int) -> Cycle:

@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.contracts.events import PSEUDONYMISED, EventBatch, Origin
+from decoder.contracts.events import EventBatch, Origin
 from decoder.contracts.fields import REQUEST, ROW
+from decoder.contracts.identity import Named
 from decoder.core.events import Sink
-from decoder.core.requests import RequestOptions
 from decoder.telemetry.ring import HEAD, SETTLED, Ring
 
 ROOM: Final = 4096  # most rows between two settlements
@@ -49,9 +49,5 @@ class EventLog(Sink):
         """Drop all events."""
         self._rows = []
 
-    def _told(self, name: str, options: RequestOptions) -> list[bytes]:
-        names = options.opaque or name, options.tenant, options.session, options.workload
-        return [
-            each.encode()[: REQUEST[kind].itemsize]
-            for kind, each in zip(PSEUDONYMISED, names, strict=True)
-        ]
+    def _packed(self, kind: Named, name: str) -> bytes:
+        return name.encode()[: REQUEST[kind].itemsize]

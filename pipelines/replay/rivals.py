@@ -75,20 +75,21 @@ class Buckets:
 def priced(drafts: FloatArray, step: Step) -> Chosen:
     """The best arms and lengths for survival curves [m, POSITIONS] of the step's cache drafts;
     model drafts yield their recent mean."""
-    n, rows, costs, k = len(step.candidates), step.batch_size, step.costs, step.model_len
+    n, costs, inputs = len(step.candidates), step.costs, step.inputs[0]
+    rows, longest = int(inputs["batch_size"]), int(inputs["model_len"])
     curves = np.zeros((n, POSITIONS), np.float32)
     curves[step.owners] = drafts
-    value = float(token_value(rows, step.rate, costs.dense))
-    terms = Terms(value, rows, step.budget, costs.prices)
-    yields = np.empty((n, max(k, 1)), np.float32)
-    yields[:] = yields_of_places(step.odds, k) if k else 0.0
-    k = draft_length(yields, terms, costs.dense) if k else 0
+    value = float(token_value(rows, float(inputs["rate"]), costs.dense))
+    terms = Terms(value, rows, int(inputs["budget"]), costs.prices)
+    yields = np.empty((n, max(longest, 1)), np.float32)
+    yields[:] = yields_of_places(step.odds, longest) if longest else 0.0
+    k = draft_length(yields, terms, costs.dense) if longest else 0
     model = np.ascontiguousarray(yields[:, k - 1]) if k else np.zeros(n, np.float32)
     arms, lengths, _ = share_out(curves, model, k, terms, costs.dense)
     candidates = step.candidates
     candidates["policy_arm"], candidates["length"] = arms, lengths
     candidates["expected"], candidates["model"] = curves.sum(axis=1), model
-    return Chosen(k or step.model_len)
+    return Chosen(k or longest)
 
 
 def _counting(threshold: float) -> Policy:

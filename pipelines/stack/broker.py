@@ -19,7 +19,7 @@ from decoder.contracts.settings import KafkaSettings
 from pipelines import machine
 from pipelines.stack.processes import Part
 
-START_SECONDS: Final = 30.0
+START_SECONDS: Final = 120.0
 REQUEST_MS: Final = 5_000
 VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"  # if it is set, no broker is started here
 EMBEDDED_LIMITS: Final = {"retention.bytes": str(8 << 20), "segment.bytes": str(1 << 20)}

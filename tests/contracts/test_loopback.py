@@ -14,9 +14,10 @@ from kafka.errors import KafkaConnectionError
 
 import decoder
 from decoder.contracts.errors import RegistryError
-from decoder.contracts.loopback import exempt, is_loopback, proxy_of
+from decoder.contracts.loopback import is_loopback
 from decoder.contracts.settings import KafkaSettings
 from decoder.kafka.tokens import Tokens
+from learner.proxies import exempt, proxy_of
 from learner.release.registry import Registry
 from pipelines import doctor, machine
 from pipelines.stack.running import TRACKING_VARIABLE, responds

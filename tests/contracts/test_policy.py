@@ -16,10 +16,11 @@ from safetensors.numpy import load, save
 from decoder.contracts.bundle import ANY_SCOPE, TRIAL, _digest, frequency_policy, metadata_of
 from decoder.contracts.errors import MAX_CHARACTERS, PolicyRefused
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.policy.estimate import Estimate, decide_each, predict
+from decoder.policy.estimate import Estimate, predict
 from decoder.policy.pricing import NOMINAL
 from decoder.policy.probes import from_bytes, to_bytes
-from decoder.policy.rule import CACHE, MODEL, NONE, Situation
+from decoder.policy.rule import CACHE, MODEL, NONE
+from learner.evaluation.independent import Situation, decide_each
 from tests.conftest import random_policy
 from tests.contracts.test_events import ANYTHING
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from decoder.contracts.bundle import BUCKETS, Policy, frequency_policy
 from decoder.contracts.features import FEATURE_ROW, NUM_FEATURES
-from decoder.core.choice import Chosen, Step, choose, situation_of
+from decoder.core.choice import Chosen, Step, choose, inputs_of
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.requests import Decisions, RequestOptions, StepReport
@@ -31,6 +31,12 @@ K = 4
 CLASSES = np.zeros((VOCABULARY, 6), np.float32)
 Accepts = Callable[[int], int]
 """Accepted length of the model draft at an output position."""
+
+
+def waiting(cache: SuffixCache) -> int:
+    """Requests whose prompts are not fully indexed."""
+    text = cache.pool.windows[list(cache._active.values())]
+    return int((text["linked"] < text["last"]).sum())
 
 
 def yields_of(chance: float, k: int) -> list[float]:
@@ -70,10 +76,10 @@ def wanted_of(
     candidates["draft"] = -1
     candidates["draft"][owners] = np.arange(len(owners))
     candidates["unable"][list(unable)] = 1
-    situation = situation_of(n, rate, k, costs, budget, prefill)
+    inputs = inputs_of(n, rate, k, costs, budget, prefill)
     odds = np.zeros(16) if odds is None else odds
     drafts = np.ascontiguousarray(features, np.float32).view(FEATURE_ROW).reshape(-1)
-    chosen = choose(policy, Step(candidates, drafts, situation, costs, odds))
+    chosen = choose(policy, Step(candidates, drafts, inputs, costs, odds))
     fields = (candidates[name].copy() for name in ("policy_arm", "length", "expected", "model"))
     return Wanted(*fields, *chosen)
 
@@ -142,7 +148,7 @@ class Router(DraftRouter):
         if not isinstance(told, StepReport):
             names, tokens, verified, lengths = zip(*told, strict=True) if told else ((),) * 4
             told = self.report(names, tokens, verified, lengths, step_tokens)
-            told.usual = usual
+            told.timed = usual
         super().observe(told)
 
     def choose(  # type: ignore[override]
@@ -183,7 +189,7 @@ def decode_all(
         report = router.report([name], [committed], len(draft), 0, 1 + len(draft))
         router.observe(report)
     router.stop(name, "abort")
-    router.settle()
+    router.flush()
 
 
 def make_router(policy: Policy, has_model: bool, floor: bool) -> Router:

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from decoder.contracts.bundle import BUCKET_ENDS, BUCKETS, OUTPUTS, Kind, Policy
 from decoder.contracts.features import FEATURES, NUM_FEATURES
-from decoder.policy.estimate import Estimate, decide_each, estimate, network, survival
+from decoder.policy.estimate import Estimate, estimate, network, survival
 from decoder.policy.loops import Terms, draft_length, share_out, yields_of_places
 from decoder.policy.pricing import (
     MAX_TOKENS,
     NOMINAL,
     CostTable,
-    cost_shares,
     step_time,
     token_value,
 )
-from decoder.policy.rule import CACHE, MODEL, NONE, Choice, Situation
+from decoder.policy.rule import CACHE, MODEL, NONE
+from learner.evaluation.independent import Choice, Situation, cost_shares, decide_each
 from tests.conftest import random_policy
 from tests.decoder.simulated import Wanted, trusting_policy, wanted_of, yields_of
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import py_compile
 import subprocess
 import sys
 import time
@@ -268,11 +269,14 @@ def test_sources_are_those_of_all_imported_modules_of_the_package(
     ):  # fmt: skip
         (room / f"{file}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("room.a", "room.alone"):
+    for name in ("room.a", "room.alone", "decoder.compiled"):
         importlib.import_module(name)
     assert len(sources("room.a")) == 3 and len(sources("room.b")) == 2
     assert len(sources("room.alone")) == 1, "the same whatever else was imported before"
-    assert len(sources("decoder.core.router")) > 20
+    py_compile.compile(str(room / "c.py"), cfile=str(room / "bare.pyc"))
+    importlib.import_module("room.bare")
+    assert sources("room.bare") == [""], "without source numba's own key has to do"
+    assert len(sources("decoder.compiled")) >= 3, "with this module and the package"
 
 
 def test_of_one_function_the_newest_files_are_kept(tmp_path: Path) -> None:

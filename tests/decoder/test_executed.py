@@ -17,6 +17,7 @@ from decoder.drafting.suffix import SuffixCache
 from decoder.drafting.windows import PAGE
 from decoder.policy.pricing import NOMINAL
 from decoder.settings import WorkerSettings
+from pipelines.replay.cache_drafts import propose
 from tests.decoder.simulated import Committed, Router, trusting_policy
 
 OPTIONS = RequestOptions(400, 4096)
@@ -48,7 +49,7 @@ def test_a_model_draft_that_was_not_made_costs_and_brings_nothing() -> None:
         router.drafted(["r"], [0], 0)
         router.observe([Committed("r", [4 + token], 0)], 1)
         assert router.timer.drafted == 0
-    router.settle()
+    router.flush()
     assert router.counters.undrafted == 12
     assert router.counters.cycles == {"none": 12}
     assert (router.model_arm.odds == before).all()
@@ -122,7 +123,8 @@ def test_a_request_whose_length_is_not_the_engines_is_left_out_alone() -> None:
     router.start("late", np.array(late, np.int32), OPTIONS, output=list(range(80, 100)))
     router.observe([Committed("late", [7], 0, 61)], 1)
     router.cache.index(None)
-    assert router.cache.propose("late", np.array([*late, *range(80, 100), 7], np.int32), 30) is None
+    row, text = router.cache._active["late"], np.array([*late, *range(80, 100), 7], np.int32)
+    assert propose(router.cache, row, text, 30) is None
 
 
 def test_a_choice_stands_for_the_step_that_follows_it_and_for_no_later_one() -> None:
@@ -173,8 +175,8 @@ def test_a_fault_leaves_out_its_own_request_and_no_other(verb: str) -> None:
     _, *others = router.choose(names)
     assert [d.arm for d in others] == ["cache", "cache"]
     assert router.counters.left_out == {"fault": 1}
-    slot = router.table.slots["c"]
-    assert "a" not in router and router.table.arrays.requests["length"][slot] == PAGE + 1
+    slot = router.requests.slots["c"]
+    assert "a" not in router and router.requests.table.requests["length"][slot] == PAGE + 1
 
 
 def test_a_request_asked_for_twice_in_a_step_harms_nobody() -> None:
@@ -206,13 +208,13 @@ def test_a_request_that_cannot_be_begun_is_not_followed() -> None:
     assert "a" not in router and "c" not in router and router.choose(["b"])[0].arm == "cache"
 
 
-def test_events_and_accounts_wait_for_settle_and_none_is_lost() -> None:
+def test_events_and_accounts_wait_for_flush_and_none_is_lost() -> None:
     router = Router()
     router.begin(["r"], [1, 2, 3, 1, 2])
     router.choose(["r"])
     router.observe([Committed("r", [7], 2)], 3)
     assert not router.kept.events
-    router.settle()
+    router.flush()
     assert [e.accepted for e in router.kept.events] == [0]
     router.choose(["r"])
     router.close()
@@ -224,7 +226,7 @@ def test_time_of_a_settlement_is_no_time_of_the_step() -> None:
     router.begin(["r"], [1, 2, 3])
     for _ in range(5):
         router.choose(["r"])
-        router.settle(exposed=False)
+        router.flush(exposed=False)
         router.observe([Committed("r", [4], 0)], 1)
     own, exposed = list(router.counters.own_us), list(router.counters.exposed_us)
     assert len(own) == 5 and all(a >= b for a, b in zip(own, exposed, strict=True))

@@ -12,9 +12,9 @@ from decoder.contracts.bundle import Policy, frequency_policy
 from decoder.contracts.features import FEATURES, MEMORY_KEYS, TOKEN_CLASSES
 from decoder.core.payoff.token_classes import token_class_table
 from decoder.core.router import RequestOptions
-from decoder.drafting.drafts import CacheDraft
 from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
+from pipelines.replay.cache_drafts import CacheDraft, propose
 from tests.conftest import VOCABULARY, naive_accepted_length, random_policy
 from tests.decoder.simulated import Committed, Router
 
@@ -128,7 +128,7 @@ def test_every_feature_is_what_its_name_says(
     prompt, text = text[:60], text[60:]
     slow = Slow(prompt, len(text) + 9, token_classes)
     router.start(name, np.array(prompt, np.int32), RequestOptions(slow.allowed, 1 << 20))
-    cache.start(name, np.array(prompt, np.int32), "")
+    row = cache.start(name, np.array(prompt, np.int32), "")
     cache.index()
     committed, verified = text[:1], 0
     while committed:
@@ -137,7 +137,7 @@ def test_every_feature_is_what_its_name_says(
         cache.extend(name, committed)
         done = len(slow.output)
         room = max(min(64, slow.allowed - done - 1), 0)
-        found = cache.propose(name, np.array(prompt + slow.output, np.int32), room)
+        found = propose(cache, row, np.array(prompt + slow.output, np.int32), room)
         if found is not None:
             drafts[name, done] = slow.features(found)
             slow.waiting.append((done, found.tokens))

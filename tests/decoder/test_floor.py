@@ -29,6 +29,7 @@ from decoder.core.guards.floor import (
 )
 from decoder.core.router import RequestOptions
 from decoder.core.table import CYCLE
+from decoder.experiment.variants import Variant
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.policy.rule import CACHE, MODEL, NONE
@@ -381,5 +382,5 @@ def test_a_model_draft_that_did_not_happen_is_no_credit_to_anybody(drafted: int)
 @pytest.mark.parametrize("threshold", PARAMETERS)
 def test_every_threshold_can_be_told_of(threshold: float) -> None:
     low, high = LIMITS["parameter"]
-    told = Sink(None).step(frequency_policy("s"), ("", -1), threshold, 0.0, 1, 0.0)
+    told = Sink(None).step(Variant("", frequency_policy("s", threshold)), -1, 0.0, 1, 0.0)
     assert low <= told.view(STEP)[0]["parameter"] <= high

@@ -67,11 +67,11 @@ def test_a_quiet_tenant_is_remembered_whatever_others_bring(
     memories.end(row)
     for i in range(names):
         fill(memories, cache_key("flood", str(i)) if salts else f"flood{i}", i, each)
-        assert memories.held_bytes <= 4 * BUDGET
+        assert memories._shares.held <= 4 * BUDGET
     assert asked(memories, "quiet") != pytest.approx(UNKNOWN)
     while memories._shares.evict(memories._evict):
         pass
-    assert memories.held_bytes == 0 and not memories._rows, "what is booked is freed"
+    assert memories._shares.held == 0 and not memories._rows, "what is booked is freed"
     assert not memories.payoffs.entries["weight"].any() and len(memories._free) == ROWS - 1
 
 
@@ -87,7 +87,7 @@ def test_a_memory_in_use_stays_and_one_too_many_learns_nothing() -> None:
     memories.end(running[0])
     assert memories.begin("b") == running[0]
     assert told(memories, running[0]) == pytest.approx(UNKNOWN)
-    assert memories.held_bytes <= BUDGET
+    assert memories._shares.held <= BUDGET
 
 
 def test_a_memory_is_what_a_dictionary_with_as_many_slots_is() -> None:

@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def profile(step: Run, draft: Run | None = None, **rest: Any) -> CostTable:
     """What a profile says that is believed."""
     taken = Profile("here", **rest)
-    taken.take(step, draft)
+    taken.measure(step, draft)
     assert not taken.doubt
     return taken.table
 
@@ -73,7 +73,7 @@ def test_where_the_time_of_a_large_step_bends_there_are_sizes_on_both_sides(cloc
 @pytest.mark.parametrize("slow", [0.1, 1.0, 30.0])
 def test_a_slow_machine_is_asked_for_fewer_sizes(slow: float, clock: Clock) -> None:
     taken = Profile("here", most=4096, seconds=6.0)
-    taken.take(clock.step(lambda n: slow * (0.5 + 0.05 * n)))
+    taken.measure(clock.step(lambda n: slow * (0.5 + 0.05 * n)))
     longest = max(SHARE * 6.0, slow * 0.55)
     assert clock.now <= 6.0 + longest
     assert 1 <= max(taken.target) < 256
@@ -111,7 +111,7 @@ def test_a_start_beside_others_is_believed_only_if_its_shape_is_right(
         return 0.0745 + 0.0025 * tokens
 
     taken = Profile("here", most=65, seconds=6.0)
-    taken.take(busy(true, until, slower, clock))
+    taken.measure(busy(true, until, slower, clock))
     plain = taken.table.time(1)
     for tokens in (5, 17, 65):
         ratio = taken.table.time(tokens) / plain
@@ -135,19 +135,19 @@ def test_a_profile_that_no_machine_has_is_not_believed(
     seconds: Callable[[int], float], doubt: str, clock: Clock
 ) -> None:
     taken = Profile("here", most=65, seconds=6.0)
-    taken.take(clock.step(seconds))
+    taken.measure(clock.step(seconds))
     assert doubt in taken.doubt
 
 
 def test_what_does_not_repeat_is_not_believed(clock: Clock) -> None:
     turns = itertools.count(1)
     taken = Profile("here", most=8)
-    taken.take(clock.step(lambda n: 0.01), clock.step(lambda n: 0.01 * 2 ** next(turns)))
+    taken.measure(clock.step(lambda n: 0.01), clock.step(lambda n: 0.01 * 2 ** next(turns)))
     assert "drafted for" in taken.doubt and taken.table.tokens == NOMINAL.tokens
 
 
 def test_without_any_time_one_size_is_timed(clock: Clock) -> None:
     taken = Profile("here", most=65, seconds=0.0)
-    taken.take(clock.step(lambda n: 0.9), clock.step(lambda n: 0.1))
+    taken.measure(clock.step(lambda n: 0.9), clock.step(lambda n: 0.1))
     assert [*taken.target] == [1] and taken.doubt == "only 1 step sizes were timed"
     assert taken.costs.table.time(1) == pytest.approx(0.9e6, rel=0.01)

@@ -19,7 +19,7 @@ from decoder.core.costs import LiveCosts
 from decoder.core.router import RequestOptions
 from decoder.drafting.suffix import STEP_TOKENS
 from tests.conftest import naive_accepted_length, random_policy
-from tests.decoder.simulated import Committed, Router, decode_all
+from tests.decoder.simulated import Committed, Router, decode_all, waiting
 from tests.engines.trials import drafts_in
 
 EOS = 0
@@ -61,7 +61,7 @@ def test_an_end_token_ends_the_labels_as_censored() -> None:
     router.observe([Committed("r", [2], 0)], 1)
     router.choose(["r"])  # the cache drafts [EOS, 4, ...]
     router.observe([Committed("r", [EOS], 0)], 1)
-    router.settle()
+    router.flush()
     (event,) = router.kept.events
     assert (event.accepted, event.censored) == (1, "stop")
     assert router.counters.stopped == 1
@@ -123,7 +123,7 @@ def test_beginning_a_request_indexes_nothing_of_it() -> None:
     router, _ = following(long, options)
     assert not router.cache.pool.windows["linked"].any() and not router.cache.pool.heads.any()
     steps = 0
-    while router.cache.waiting:
+    while waiting(router.cache):
         router.choose(["r"])
         steps += 1
     assert steps == -(-len(long) // STEP_TOKENS)
@@ -139,9 +139,9 @@ def test_the_prompt_of_a_request_that_can_have_no_draft_is_not_indexed(
 ) -> None:
     router, held = following(np.tile(np.arange(400, dtype=np.int32), 20), options)
     assert [d.arm for d in router.choose(["r"])] == ["none"] and not router.kept.events
-    assert not router.cache.waiting and router.cache.held_bytes == held
+    assert not waiting(router.cache) and router.cache.held_bytes == held
     later = RequestOptions(9, 1 << 20, min_tokens=1)
-    assert following(np.arange(8_000, dtype=np.int32), later)[0].cache.waiting
+    assert waiting(following(np.arange(8_000, dtype=np.int32), later)[0].cache)
 
 
 def test_text_that_an_engine_writes_over_later_stays_what_it_was() -> None:
@@ -173,8 +173,8 @@ def test_every_draft_keeps_its_own_place_however_many_wait(
             at for at, draft in drafts.items()
             if naive_accepted_length(draft, text[at:]) == len(text) - at < len(draft)
         ]  # fmt: skip
-        table = router.table.arrays
-        assert table.requests["num_open"][router.table.slots["r"]] == len(waiting)
+        table = router.requests.table
+        assert table.requests["num_open"][router.requests.slots["r"]] == len(waiting)
         router.choose(["r"])
         for *_, tokens in drafts_in(router, ["r"]):
             drafts[len(text)] = tokens

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from decoder.drafting.drafts import Limits
 from decoder.drafting.matches import (
     BACK,
     FULL,
     MOST,
     WORK,
+    Limits,
     Written,
     draft,
     predicted,
     scratch_for,
 )
-from decoder.drafting.windows import ORDERS, PAGE, move, new_pool, write
+from decoder.drafting.windows import ORDERS, PAGE, new_pool, restart, write
 
 DEPTH = 64
 WINDOWS = 2
@@ -31,8 +31,8 @@ class Texts:
         self.pool, slots = new_pool(9 * WINDOWS * pages, WINDOWS + 1), pages * PAGE
         for index in range(WINDOWS):
             window = self.pool.windows[index + 1]
-            window["begin"], window["mask"] = index * slots, slots - 1
-            window["first"] = window["end"] = PAGE
+            window["blocks"], window["mask"] = index * pages, slots - 1
+            restart(self.pool, index + 1)
         self.free = WINDOWS * slots
         self.texts: dict[tuple[int, int], list[int]] = {}
         self.positions: dict[tuple[int, int], list[int]] = {}
@@ -52,9 +52,13 @@ class Texts:
             window["last"] = window["linked"] = positions[-1]
 
     def double(self, index: int) -> None:
-        slots = 2 * (int(self.pool.windows["mask"][index + 1]) + 1)
-        if self.free + slots <= len(self.pool.text):
-            move(self.pool, index + 1, self.free, slots)
+        window = self.pool.windows[index + 1]
+        slots = int(window["mask"]) + 1
+        laps = -(-(int(window["end"]) - PAGE) // slots)
+        if self.free + slots <= len(self.pool.text) and (laps % 2 or not laps):
+            window["first"] = max(window["first"], (laps - 1) * slots + PAGE)
+            size = (slots // PAGE).bit_length()
+            window["blocks"][size], window["mask"] = (self.free - slots) // PAGE, 2 * slots - 1
             self.free += slots
 
     def drafts(

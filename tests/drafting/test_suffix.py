@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.drafting.blocks import Blocks
-from decoder.drafting.drafts import CacheDraft
 from decoder.drafting.suffix import LAST, PAGE_BYTES, STEP_TOKENS, SuffixCache
-from decoder.drafting.windows import PAGE
+from decoder.drafting.windows import PAGE, has_room
 from decoder.settings import WorkerSettings
 from decoder.tenancy.shares import ALONE, FLOORS, cache_key
+from pipelines.replay.cache_drafts import CacheDraft, propose
+from tests.decoder.simulated import waiting
 
 tokens = st.lists(st.integers(0, 4), min_size=1, max_size=60)
 MIB = 1 / 1024
@@ -42,7 +43,7 @@ def drawn(cache: SuffixCache, begin: list[int], key: str) -> CacheDraft | None:
     cache.start("drawing", array([1]), key)
     cache.index()
     cache.extend("drawing", begin)
-    found = cache.propose("drawing", array([1, *begin]), 60)
+    found = propose(cache, cache._active["drawing"], array([1, *begin]), 60)
     cache.stop("drawing")
     return found
 
@@ -73,11 +74,15 @@ def test_slices_and_output_committed_meanwhile_make_the_same_index(
         at_once.extend("r", [token])
         if step >= after:
             assert sliced.index(budget) <= budget
-        sliced.propose("r", array([*prompt, *output[: step + 1]]), 30)  # whatever it finds
-    while sliced.waiting:
+        propose(
+            sliced, sliced._active["r"], array([*prompt, *output[: step + 1]]), 30
+        )  # whatever it finds
+    while waiting(sliced):
         assert sliced.index(budget)
     context = array(prompt + output)
-    assert sliced.propose("r", context, 30) == at_once.propose("r", context, 30)
+    assert propose(sliced, sliced._active["r"], context, 30) == propose(
+        at_once, at_once._active["r"], context, 30
+    )
 
 
 def test_a_step_indexes_no_more_than_its_budget_and_the_oldest_prompt_first() -> None:
@@ -86,9 +91,9 @@ def test_a_step_indexes_no_more_than_its_budget_and_the_oldest_prompt_first() ->
         cache.start(name, array(some(i, STEP_TOKENS)), name)
     cache.stop("b")
     for left in (2, 1, 0):
-        assert cache.waiting == left
+        assert waiting(cache) == left
         assert cache.index() == STEP_TOKENS * bool(left)
-    assert not cache.waiting
+    assert not waiting(cache)
 
 
 def test_a_long_text_is_copied_from_everywhere_in_it() -> None:
@@ -100,7 +105,7 @@ def test_a_long_text_is_copied_from_everywhere_in_it() -> None:
     cache.start("other", array([1]), "")
     for name, text in (("r", prompt), ("r", output), ("other", output)):
         for at in range(20, len(text) - 64, 13):
-            draft = cache.propose(name, array([-5, *text[at - 20 : at]]), 60)
+            draft = propose(cache, cache._active[name], array([-5, *text[at - 20 : at]]), 60)
             assert draft is not None and len(draft.tokens) > 40, (name, at)
             assert draft.tokens == text[at : at + len(draft.tokens)], (name, at)
 
@@ -136,7 +141,7 @@ def test_text_comes_and_goes_and_the_books_are_even() -> None:
             cache.stop(name)
             cache.stop(name)  # a second time is ignored
     assert cache.evicted
-    used = [row for row in range(256) if cache.pool.windows["mask"][row]]
+    used = np.flatnonzero(cache.pool.windows["mask"]).tolist()
     assert sorted(cache._owners) == used
     assert cache.held_bytes == (cache.pool.windows["mask"][used] + 1).sum() // PAGE * PAGE_BYTES
     while cache._shares.evict(cache._evict):
@@ -144,7 +149,7 @@ def test_text_comes_and_goes_and_the_books_are_even() -> None:
     assert cache.held_bytes == 0 and not cache.pool.windows["mask"].any()
     assert not (cache._active or cache._keys or cache._owners or cache._shares._owners)
     assert cache._blocks._free == Blocks(len(cache.pool.before))._free
-    assert len(cache._rows) == 255
+    assert sorted(cache._rows) == list(range(1, next(cache._new_rows)))
 
 
 def test_the_bytes_booked_are_those_of_the_arrays() -> None:
@@ -153,20 +158,39 @@ def test_the_bytes_booked_are_those_of_the_arrays() -> None:
     assert held == len(pool.before) * PAGE_BYTES <= 2 * 2**30
 
 
+def test_a_window_grows_without_moving_its_text() -> None:
+    """No step does more for a large window than for a small one."""
+    cache, text = SuffixCache(WorkerSettings(cache_gib=8 * MIB)), some(8, 40_000)
+    row = cache.start("r", array([1]), "t")
+    window, changed = cache.pool.windows[row], list[int]()
+    for at in range(0, len(text), 8):
+        before, mask = None, int(window["mask"])
+        if not has_room(cache.pool, row, int(window["last"]), 8):
+            before = [part.copy() for part in cache.pool[:5]]
+        cache.extend("r", text[at : at + 8])
+        if before is not None and window["mask"] > mask:
+            pairs = zip(cache.pool[:5], before, strict=True)
+            changed.append(sum((new != old).sum() * new.itemsize for new, old in pairs))
+    assert len(changed) > 6 and max(changed) < 4 * PAGE_BYTES
+    cache.index()
+    draft = propose(cache, row, array(text[5000:5010]), 10)
+    assert draft is not None and draft.tokens == text[5010:5020]
+
+
 @pytest.mark.parametrize("length", [1024, 1000, 7])
 def test_blocks_split_and_joined_never_overlap(length: int) -> None:
     blocks, rng, taken = Blocks(length), np.random.default_rng(7), list[tuple[int, int]]()
     for _ in range(2000):
         if taken and rng.random() < 0.5:
-            blocks.give(*taken.pop(int(rng.integers(len(taken)))))
+            blocks.free(*taken.pop(int(rng.integers(len(taken)))))
         size = int(rng.integers(0, 8))
-        if (begin := blocks.take(size)) >= 0:
+        if (begin := blocks.allocate(size)) >= 0:
             taken.append((begin, size))
             assert begin % (1 << size) == 0
         cells = [cell for begin, size in taken for cell in range(begin, begin + (1 << size))]
         assert len(cells) == len(set(cells)) and max(cells, default=0) < length
     for each in taken:
-        blocks.give(*each)
+        blocks.free(*each)
     assert blocks._free == Blocks(length)._free
 
 
@@ -175,11 +199,11 @@ def test_a_request_for_which_there_is_no_room_keeps_its_newest_text() -> None:
     cache.start("r", array(prompt), "t")
     cache.index(None)
     assert cache.shed and cache.held_bytes <= 2**20
-    near = cache.propose("r", array(prompt[-5000:-4990]), 10)
+    near = propose(cache, cache._active["r"], array(prompt[-5000:-4990]), 10)
     assert near is not None and near.tokens == prompt[-4990:-4980]
-    assert cache.propose("r", array(prompt[5000:5010]), 10) is None
+    assert propose(cache, cache._active["r"], array(prompt[5000:5010]), 10) is None
     cache.extend("r", [1, 2, 3, 1, 2])
-    draft = cache.propose("r", array([1, 2, 3, 1, 2]), 10)
+    draft = propose(cache, cache._active["r"], array([1, 2, 3, 1, 2]), 10)
     assert draft is not None and draft.tokens[0] == 3
 
 
@@ -192,7 +216,7 @@ def test_texts_that_were_long_leave_room_for_those_that_come() -> None:
         for at in range(0, len(text), 400):
             cache.extend(str(i), text[at : at + 400])
             cache.index()
-        draft = cache.propose(str(i), array(text[-60:-50]), 10)
+        draft = propose(cache, cache._active[str(i)], array(text[-60:-50]), 10)
         assert draft is not None and draft.tokens == text[-50:-40]
     for i in range(16):
         cache.stop(str(i))
@@ -335,7 +359,7 @@ def test_no_draft_shows_what_another_key_wrote(steps: list[tuple[int, int, bool]
             at = int(reader)
             mine = {at + 11, at + 1 if keys[at % 4] == ALONE else at % 4 + 1, 0}
             for context in ([0, 1], [1, 1], [0], text[-2:].tolist()):
-                tokens = shown(cache.propose(reader, array(context), 30))
+                tokens = shown(propose(cache, cache._active[reader], array(context), 30))
                 assert {token // 100 for token in tokens} <= mine
 
 
@@ -368,4 +392,4 @@ def test_prompts_of_requests_that_ended_before_they_were_indexed_are_not_indexed
     cache.stop("b")
     assert cache.index() == 0, "nobody waits"
     cache.start("next", array(some(3, 40)), "b")
-    assert cache.waiting == 1 and cache.index() == 40 and cache.waiting == 0
+    assert waiting(cache) == 1 and cache.index() == 40 and waiting(cache) == 0

@@ -21,6 +21,7 @@ from decoder.contracts.topics import POLICY, policy_key
 from decoder.drafting.suffix import SuffixCache
 from decoder.settings import WorkerSettings
 from learner.release.registry import Registry
+from pipelines.replay.cache_drafts import propose
 from pipelines.stack.running import Home, Ports, Stack, running
 from pipelines.workloads import prompts
 from tests.conftest import naive_accepted_length
@@ -109,7 +110,7 @@ def test_every_label_equals_the_accepted_length_of_the_returned_tokens(
         by_name[event.workload][event.position] = event
     cache, kinds = SuffixCache(WorkerSettings()), set()
     for name, answer in answers.items():
-        cache.start(name, np.array(answer.prompt, np.int32), "")
+        row = cache.start(name, np.array(answer.prompt, np.int32), "")
         cache.index(None)
         for position in range(1, len(answer.output)):
             cache.extend(name, answer.output[position - 1 : position])
@@ -118,7 +119,7 @@ def test_every_label_equals_the_accepted_length_of_the_returned_tokens(
                 continue  # no cycle began here
             left = min(MAX_TOKENS - position, MAX_MODEL_LEN - len(answer.prompt) - position)
             context = np.array(answer.prompt + answer.output[:position], np.int32)
-            draft = cache.propose(name, context, left - 1)
+            draft = propose(cache, row, context, left - 1)
             assert event.draft_len == (len(draft.tokens) if draft is not None else 0)
             if draft is None:
                 continue

@@ -264,7 +264,7 @@ def main(job_file: str, result_file: str) -> None:
         result["vllm drafted"] = counted["vllm:spec_decode_num_draft_tokens"]
         result["vllm accepted"] = counted["vllm:spec_decode_num_accepted_tokens"]
         result["noted"], result["faults"] = noted, worker.faults
-        result["left"] = len(worker.router.table.slots)
+        result["left"] = len(worker.router.requests.slots)
         result["sides"] = sorted(sides)
     Path(result_file).write_text(json.dumps(result))
 

@@ -14,6 +14,7 @@ import pytest
 from decoder.core.costs import LiveCosts
 from decoder.core.guards.draft_budget import MASK_US
 from decoder.policy.pricing import CostTable
+from tests.decoder.simulated import waiting
 from tests.engines.configs import config
 from tests.engines.scheduled import VOCABULARY, Scheduled
 from tests.events import KeepingLog
@@ -292,7 +293,7 @@ def test_a_request_aborted_during_prefill_leaves_no_state() -> None:
     counters = e.worker.router.counters
     assert e.outputs["2"] == list(in_pieces("2")[1_400:]) and not e.outputs["1"]
     assert (counters.started, counters.stopped) == (2, 2) and not e.worker.faults
-    assert not e.worker.router.table.slots and not e.worker.router.cache.waiting
+    assert not e.worker.router.requests.slots and not waiting(e.worker.router.cache)
 
 
 class Ticking(SimpleNamespace):

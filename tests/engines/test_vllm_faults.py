@@ -72,7 +72,7 @@ def broken(*_: Any, **__: Any) -> Any:
     raise RuntimeError("ours")
 
 
-@pytest.mark.parametrize("verb", ["start", "observe", "choose", "drafted", "settle", "stop"])
+@pytest.mark.parametrize("verb", ["start", "observe", "choose", "drafted", "flush", "stop"])
 def test_no_exception_of_ours_reaches_vllm(verb: str, caplog: pytest.LogCaptureFixture) -> None:
     e = engine(config(tokens=16))
 
@@ -118,7 +118,7 @@ def test_a_dropped_request_is_restarted_with_its_whole_text_twice_at_most() -> N
     while e.scheduler.has_requests():
         e.run(6)
         if "1" in router and "1" in e.runner.requests:
-            table, slot = router.table.arrays, router.table.slots["1"]
+            table, slot = router.requests.table, router.requests.slots["1"]
             length = int(table.requests["length"][slot])
             assert length == e.runner.requests["1"].num_tokens
             seen = table.requests["context"][slot].tolist()

@@ -82,12 +82,12 @@ def drafts_in(router: Any, names: Sequence[str]) -> list[tuple[str, str, int, li
     before it, and its own."""
     found = []
     for name in names:
-        if name in router.table:
-            table, slot = router.table.arrays, router.table.slots[name]
+        if name in router:
+            table, slot = router.requests.table, router.requests.slots[name]
             cycle = table.requests["cycle"][slot]
             length = int(table.rows[cycle]["draft_len"]) if cycle >= 0 else 0
             if length:
-                told = router.table.options[slot].opaque or name
+                told = router.requests.options[slot].opaque or name
                 at = int(table.requests["length"][slot])
                 found.append((name, told, at, table.drafts[cycle, :length].tolist()))
     return found

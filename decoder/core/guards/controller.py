@@ -37,12 +37,9 @@ LOSS: Final = 8.0
 hundreds of steps between two copied passages, an expensive one a few."""
 PROBE: Final = 8
 """Steps per probe of a paused router."""
-FIRST_WAIT: Final = 32
-"""Paused steps before the first probe."""
-LONGEST_WAIT: Final = 1024
-"""Maximum paused steps before a probe."""
-SPENT: Final = 0.005
-"""Maximum share of decoding time for these probes, once the waits have grown."""
+FIRST_WAIT: Final = 32  # paused steps before the first probe
+LONGEST_WAIT: Final = 1024  # maximum paused steps before a probe
+SPENT: Final = 0.005  # maximum share of decoding time for these probes, once the waits have grown
 CHANGE: Final = 2.0
 """Change of batch size or plain step time, as a ratio since the pause began, that ends it."""
 PROBE_EVERY: Final = 64
@@ -89,12 +86,12 @@ class Controller:
             requests: in the step, at least one.
             plain_us: time of a step of as many requests that verifies nothing.
         """
-        situation = float(requests), plain_us
+        load = float(requests), plain_us
         if not self.pauses:
             return
         if not self.proposes:
             self._paused += 1
-            for now, then in zip(situation, self._paused_at, strict=True):
+            for now, then in zip(load, self._paused_at, strict=True):
                 if max(now, then) > CHANGE * min(now, then):
                     self._wait = 0
             if self._paused >= self._wait:
@@ -107,22 +104,19 @@ class Controller:
         if self._excess > LOSS:
             longest = min(max(PROBE * self._own / SPENT, FIRST_WAIT), LONGEST_WAIT)
             self._wait = min(2 * self._wait or FIRST_WAIT, round(longest))
-            self.proposes, self._paused, self._paused_at = False, 0, situation
+            self.proposes, self._paused, self._paused_at = False, 0, load
         elif self._excess == 0.0:
             self._wait = 0
 
     def override(self, step: Step, chosen: Chosen, serves: bool, costs: LiveCosts) -> Chosen:
-        """Override the policy's arms by fallback and probes. Mutates ``step``.
-
-        Args:
-            serves: whether the champion decides; only it can fall back.
-        """
+        """Override the policy's arms by fallback and probes. Only the champion, if it ``serves``,
+        can fall back. Mutates ``step``."""
         candidates = step.candidates
         self.num_paused += not self.proposes
         if not self._enabled or not len(candidates):
             return chosen
         if serves and self.floor.serving != "policy":
-            step.situation["fallback"] = 1
+            step.inputs["fallback"] = 1
             self.floor.fall_back(candidates)
         if len(self._model_arm.odds):
             chosen = self._probe_drafter(candidates, chosen)

@@ -55,13 +55,11 @@ WINDOW: Final = np.dtype(
 
 WINDOW_CYCLES: Final = 8
 """Cycles of a request per window, as in the learner."""
-DECAY: Final = 0.9
-"""Decay of the reported ``needed`` per window: about eighty cycles."""
+DECAY: Final = 0.9  # decay of the reported needed per window: about eighty cycles
 EVIDENCE: Final = 8.0
 """Lead that changes the serving option, in plain steps of the whole batch: a cause common to its
 requests (a wrong price, a kind of text) is counted once per request."""
-TOLERANCE: Final = 0.01
-"""Allowed relative loss against a fixed arm."""
+TOLERANCE: Final = 0.01  # allowed relative loss against a fixed arm
 CUTS: Final = tuple(0.6 * 0.8**k for k in range(11))
 """Candidate survival thresholds below which a draft is cut; the best one for a step is used."""
 _SUMS: Final = np.append(0.0, np.cumsum(1.0 / np.arange(1, BACK + MAX_DRAFT + 1)))
@@ -83,15 +81,11 @@ def cache_arm_lengths(
     rate: float,
     dense: ConstantArray,
 ) -> NDArray[np.int64]:
-    """Tokens [m] that the cache arm verifies of each draft, independent of the policy.
+    """Tokens [m] that the cache arm verifies of each draft in a step of ``rows`` requests and
+    ``prefill`` prompt tokens, independent of the policy.
 
     Full drafts do not pay where step time grows with tokens: on a CPU with three requests they
     reached 0.78 of the speed of stock suffix decoding.
-
-    Args:
-        drafts: features [m].
-        rows, prefill: requests and prompt tokens of the step.
-        rate, dense: current rate and cost table.
     """
     plain, value = verifying(rows + prefill, dense), token_value(rows, rate, dense)
     best, threshold = 0.0, 1.0
@@ -129,10 +123,6 @@ def outcome_of(
 
     If a model draft that was to be made was not (drafter failed, no room in the scheduler), no
     option would have had it: it yields nothing, and costs drafting only if that ran.
-
-    Args:
-        cycle, event: its rows in the table.
-        dense, prices: of the current cost table.
     """
     step, batch, length = cycle["step"], int(event["batch_size"]), choice.length
     tokens, drafting_us, models = 1.0, 0.0, 1

@@ -22,10 +22,8 @@ from decoder.drafting.windows import mixed
 from decoder.tenancy.shares import ALONE, FLOORS, Shares, owner_of
 
 KINDS: Final = len(MEMORY_KEYS)
-ROWS: Final = 2 * FLOORS
-"""Memories, at most: an owner's guaranteed share holds one."""
-FADE: Final = 0.8
-"""Decay of an entry at each new payoff: a window of about five."""
+ROWS: Final = 2 * FLOORS  # memories, at most: an owner's guaranteed share holds one
+FADE: Final = 0.8  # decay of an entry at each new payoff: a window of about five
 TENANT: Final = 0.002
 PRIOR_LOG: Final = 0.7
 PRIOR_SHARE: Final = 0.3
@@ -117,11 +115,6 @@ class Memories:
         self._rows: dict[str, OrderedDict[str, int]] = {}  # by owner and key, least recent first
         self._users = np.zeros(ROWS, np.int64)
         self._alone = count()
-
-    @property
-    def held_bytes(self) -> int:
-        """Upper bound of the bytes of all memories."""
-        return self._shares.held
 
     def begin(self, key: str) -> int:
         """Acquire the memory of ``key`` for a request; :meth:`end` releases it. Mutates.

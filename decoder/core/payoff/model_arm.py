@@ -65,11 +65,10 @@ def payoff_of(odds: Float64Array, length: int) -> float:
 def observe_model(
     odds: Float64Array, seen: Float64Array, accepted: int, verified: int, drafts: int
 ) -> None:
-    """Update the log-odds with a verified model draft. Mutates.
+    """Update the log-odds with one of ``drafts`` model drafts that a step verified, which count as
+    one together at a known position. Mutates.
 
-    Args:
-        seen: [2 * length], steps since a draft reached each position, then its outcomes.
-        drafts: model drafts verified in its step; at a known position they count as one together.
+    ``seen`` [2 * length]: steps since a draft reached each position, then its outcomes.
     """
     length = len(odds)
     for position in range(min(accepted + 1, verified, length)):

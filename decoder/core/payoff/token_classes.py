@@ -31,15 +31,8 @@ def _classes_of(entry: str) -> tuple[bool, ...]:
 
 
 def token_class_table(vocabulary: Sequence[str | None]) -> NDArray[np.float32]:
-    """Class indicators of each entry.
-
-    Args:
-        vocabulary: raw entries by token id, from ``tokenizer.convert_ids_to_tokens``; None for an
-            id without an entry.
-
-    Returns:
-        float32 [len(vocabulary), classes] of 0 and 1.
-    """
+    """Class indicators, float32 [n, classes] of 0 and 1, of the raw entries of a vocabulary, None
+    for an id without an entry."""
     return np.array([_classes_of(entry or "") for entry in vocabulary], dtype=np.float32)
 
 

@@ -15,13 +15,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decoder.drafting.drafts import common_prefix
-
 
 def accept_greedy(draft: Sequence[int], choices: Sequence[int]) -> tuple[int, int]:
     """Tokens accepted, and the bonus, by the target's most probable token after the prefix, then
     after each drafted one."""
-    accepted = common_prefix(draft, choices)
+    accepted = next((i for i, token in enumerate(draft) if token != choices[i]), len(draft))
     return accepted, choices[accepted]
 
 

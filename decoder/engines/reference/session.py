@@ -110,7 +110,7 @@ class Session:
             return request.run()
         finally:
             self.router.stop(request.name, "abort")
-            self.router.settle()
+            self.router.flush()
 
 
 class _Request:

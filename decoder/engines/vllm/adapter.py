@@ -85,7 +85,7 @@ class Adapter:
         ``exposed``: whether the engine waits for it."""
         if self.worker is not None:
             with self.suppressing("bookkeeping failed"):
-                self.worker.router.settle(exposed)
+                self.worker.router.flush(exposed)
 
     def decide(self, size: int, step: Callable[[], BatchStep]) -> Plan:
         """Observe the committed tokens of a step, and choose the next drafts of a batch of
@@ -164,7 +164,8 @@ class Adapter:
         """Start the requests that the router does not track, with their text so far."""
         assert self.worker is not None and self._identities is not None
         router = self.worker.router
-        for row in [row for row, name in enumerate(step.names) if name not in router.table.slots]:
+        known = router.requests.slots
+        for row in [row for row, name in enumerate(step.names) if name not in known]:
             name = step.names[row]
             if self._restarts[name] >= RESTARTS:
                 continue
@@ -189,7 +190,7 @@ class Adapter:
             verified, lengths = [verified[row] for row in rows], [lengths[row] for row in rows]
         with self.suppressing("observing failed"):
             report = router.report(names, sampled, verified, lengths, step.step_tokens)
-            report.usual, stopped = step.usual, router.counters.stopped
+            report.timed, stopped = step.usual, router.counters.stopped
             before = report.advanced["slot"].copy()
             router.observe(report)
             self.ended = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # it brings numba
-    from decoder.drafting.drafts import Tokens
+    from decoder.drafting.matches import Tokens
 
 
 class EngineLimits(NamedTuple):

@@ -98,7 +98,7 @@ def time_steps(runner: Any, steps: Profile, ranks: Ranks) -> None:
         wait()
 
     if runner.vllm_config.speculative_config.method == "suffix":
-        ranks.conduct(steps.take, step)
+        ranks.conduct(steps.measure, step)
         return
     # vLLM's dummy run includes the drafter: it is replaced meanwhile
     drafter, method = (runner.speculator, "propose") if v2 else (runner.drafter, "dummy_run")
@@ -120,6 +120,6 @@ def time_steps(runner: Any, steps: Profile, ranks: Ranks) -> None:
 
     setattr(drafter, method, lambda *_, **__: None)
     try:
-        ranks.conduct(steps.take, step, draft)
+        ranks.conduct(steps.measure, step, draft)
     finally:
         delattr(drafter, method)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from decoder.contracts.errors import RegistryError
-from decoder.contracts.loopback import exempt, proxy_of
+from learner.proxies import exempt, proxy_of
 
 log = logging.getLogger(__name__)
 

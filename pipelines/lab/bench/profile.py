@@ -44,7 +44,7 @@ def profile(engine: ReferenceEngine, method: Method) -> LiveCosts:
             arm.catch_up()
         for _ in range(ATTEMPTS):
             measured = profiling.Profile("reference", most=MOST, drafted=length, seconds=SECONDS)
-            measured.take(step, draft if arm else None)
+            measured.measure(step, draft if arm else None)
             if not (doubt := measured.doubt):
                 break
             log.warning("a cost profile was discarded: %s", doubt)

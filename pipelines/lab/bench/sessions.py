@@ -18,7 +18,6 @@ from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.payoff.token_classes import token_classes_of
 from decoder.core.router import Decision, DraftRouter, RequestOptions
-from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
@@ -27,6 +26,7 @@ from decoder.telemetry.ring import Ring
 from pipelines.embedded import load_tokenizer
 from pipelines.lab.bench.llama import MAX_DRAFT_TOKENS, MAX_STEP_TOKENS, Engine
 from pipelines.lab.replay.traces import files_of, read
+from pipelines.replay.cache_drafts import common_prefix
 from pipelines.replay.engine import drawn_acceptance
 from pipelines.replay.rivals import method
 
@@ -200,7 +200,7 @@ class Player:
             began = clock()
             router.drafted(report, (counts - 1).tolist(), k)
             drafted = clock()
-            router.settle(exposed=not e.cuda)
+            router.flush(exposed=not e.cuda)
             settling, busy = clock() - drafted, e.busy()  # hidden while the device works
             exposed += drafted - began + settling * (not busy)
             self.router_s += settling * busy
@@ -210,7 +210,7 @@ class Player:
         began = clock()
         if router is not None:
             report = router.report(names, committed, (counts - 1).tolist(), 0, int(counts.sum()))
-            report.usual = is_usual
+            report.timed = is_usual
             router.observe(report)
         self._replace_finished()
         exposed += (clock() - began) * (router is not None)

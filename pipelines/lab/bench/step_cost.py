@@ -1,7 +1,7 @@
 """``hvd bench decide``: the time of this project's code in a vLLM step.
 
 It runs the suffix cache, the shipped network and the adapter that vLLM calls, with the router's
-verbs: observe, choose, drafted, settle. The text is synthetic but copies like agents' text: half of
+verbs: observe, choose, drafted, flush. The text is synthetic but copies like agents' text: half of
 its passages repeat the request's own text or its tenant's. Times are processor time of the deciding
 thread, and wall clock beside it.
 """
@@ -24,14 +24,14 @@ from decoder.contracts.features import TOKEN_CLASSES
 from decoder.core.costs import LiveCosts
 from decoder.core.events import Sink
 from decoder.core.router import DraftRouter, RequestOptions
-from decoder.drafting.drafts import common_prefix
 from decoder.drafting.suffix import SuffixCache
-from decoder.drafting.windows import END, Pool
+from decoder.drafting.windows import BITS, END, PAGE, Pool
 from decoder.engines.vllm.adapter import Adapter
 from decoder.engines.vllm.v1 import runner as v1
 from decoder.policy.first import first_policy
 from decoder.policy.pricing import CostTable
 from decoder.settings import WorkerSettings
+from pipelines.replay.cache_drafts import common_prefix
 from pipelines.stats import median
 
 T = TypeVar("T")
@@ -243,12 +243,12 @@ def measure(
 
     Returns:
         JSON-ready figures: microseconds a request, processor time of the deciding thread.
-        ``exposed`` is what delays a GPU: all but :meth:`DraftRouter.settle`. ``cold`` is the whole
+        ``exposed`` is what delays a GPU: all but :meth:`DraftRouter.flush`. ``cold`` is the whole
         step with evicted caches. ``longest_wait_for_a_prompt_ms`` is the longest delay of a step by
         a long prompt, the median over prompts; None without any.
     """
     engine, clock, n = Engine(batch), Clock(), batch.requests
-    for verb in ("observe", "choose", "drafted", "settle"):
+    for verb in ("observe", "choose", "drafted", "flush"):
         setattr(engine.router, verb, clock.timed(verb, getattr(engine.router, verb)))
     for owner, call in (
         (engine, "begin_step"), (engine.adapter, "during_step"), (engine, "propose"),
@@ -267,8 +267,8 @@ def measure(
         f"step_us_per_request_batch{n}": float(np.median(whole)),
         "p99": float(np.percentile(whole, 99)),
         "cold_us_per_request": float(np.median([sum(p.values()) for p in cold])) / n,
-        "exposed_us_per_request": float(np.median(whole - us["settle"])),
-        "exposed_share": float(1.0 - us["settle"].sum() / whole.sum()),
+        "exposed_us_per_request": float(np.median(whole - us["flush"])),
+        "exposed_share": float(1.0 - us["flush"].sum() / whole.sum()),
         "clock_us_per_request": float(np.median(walls)) / n,
         "us_by_verb": {verb: float(np.median(each)) for verb, each in us.items()},
         "longest_wait_for_a_prompt_ms": longest and longest * 1e3,
@@ -316,8 +316,10 @@ def memory(outputs: int, requests: int, prompt: int) -> dict[str, Any]:
 def _tokens(pool: Pool) -> int:
     """Number of tokens in all windows."""
     windows, tokens = pool.windows[pool.windows["mask"] > 0], 0
-    for begin, mask, first, end, *_ in windows.tolist():
-        text = pool.text[begin + (np.arange(first, end) & mask)]
+    for window in windows:
+        offsets = (np.arange(window["first"], window["end"]) - PAGE) & window["mask"]
+        blocks = window["blocks"][np.ceil(np.log2((offsets >> BITS) + 1)).astype(int)]
+        text = pool.text[blocks.astype(np.int64) * PAGE + offsets]
         tokens += int(np.count_nonzero(text != END))
     return tokens
 

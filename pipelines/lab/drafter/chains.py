@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from decoder.contracts.errors import EngineError
-from decoder.drafting.drafts import common_prefix
 from decoder.engines.reference.engine import ReferenceEngine
 from pipelines.lab.drafter.head import KV, Eagle3Head
+from pipelines.replay.cache_drafts import common_prefix
 
 ROWS: Final = 512
 """Chains run together: their attention scores over 16k positions stay below a gigabyte."""

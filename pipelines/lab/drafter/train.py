@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from decoder.drafting.drafts import common_prefix
 from pipelines.lab.drafter.chains import chains
 from pipelines.lab.drafter.checkpoint import WEIGHTS, HeadConfig
 from pipelines.lab.drafter.head import Eagle3Head
@@ -32,6 +31,7 @@ from pipelines.lab.drafter.unroll import (
     learn_to_copy,
     unroll,
 )
+from pipelines.replay.cache_drafts import common_prefix
 from pipelines.reports import Step, atomic_write
 
 STEPS, STEP_DECAY = 3, 0.8

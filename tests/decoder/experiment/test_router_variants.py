@@ -12,11 +12,12 @@ from decoder.contracts.bundle import CHAMPION, FIRST, TRIAL, Policy, frequency_p
 from decoder.contracts.trials import MODEL, PLAIN, SUFFIX
 from decoder.core.choice import Chosen, Step, choose
 from decoder.core.router import RequestOptions
-from decoder.drafting.drafts import STOCK
+from decoder.drafting.matches import STOCK
 from decoder.drafting.suffix import SuffixCache
 from decoder.experiment.interleaver import Interleaver
 from decoder.policy.first import first_policy
 from decoder.settings import WorkerSettings
+from pipelines.replay.cache_drafts import propose
 from tests.conftest import random_policy
 from tests.decoder.simulated import Committed, Router, decode_all
 
@@ -91,13 +92,13 @@ def test_a_stock_lookup_leaves_no_trace_in_later_ones() -> None:
     context = np.array([*range(1, 31)], np.int32)
     mixed, alone = SuffixCache(WorkerSettings()), SuffixCache(WorkerSettings())
     for cache in (mixed, alone):
-        cache.start("r", np.array(phrase, np.int32), "")
+        row = cache.start("r", np.array(phrase, np.int32), "")
         cache.index()
     for end in range(4, 31):
-        stock = mixed.propose("r", context[:end], 64, STOCK)
+        stock = propose(mixed, row, context[:end], 64, STOCK)
         assert stock is not None and len(stock.tokens) <= min(end, 24)
         assert stock.match_len <= 24
-    assert mixed.propose("r", context, 64) == alone.propose("r", context, 64)
+    assert propose(mixed, row, context, 64) == propose(alone, row, context, 64)
 
 
 def test_the_worker_learns_to_serve_from_the_champion_alone() -> None:

@@ -12,7 +12,7 @@ from scipy.stats import binom
 from decoder.contracts.bundle import MAX_DRAFT, frequency_policy
 from decoder.contracts.features import FEATURES
 from decoder.policy.estimate import predict
-from decoder.policy.rule import CACHE, MODEL, NONE, Choice
+from decoder.policy.rule import CACHE, MODEL, NONE
 from learner.evaluation.clusters import Cluster
 from learner.evaluation.contest import (
     AGES,
@@ -31,6 +31,7 @@ from learner.evaluation.contest import (
     Regret,
 )
 from learner.evaluation.effect import FEWEST
+from learner.evaluation.independent import Choice
 from learner.evaluation.measured import NOMINAL, Costs, measure, robust_line
 from learner.evaluation.skill import FIGURES
 from learner.evaluation.tune import LEAST_RATE, best_threshold, tuned, worth

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any, Final, Literal, get_args
 
 from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import ModelError, SettingsError
-from decoder.contracts.masking import masked_variables
+from decoder.contracts.masking import masked
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.lab.bench.methods import describe, numbers, words
@@ -227,3 +228,14 @@ def planned(o: ServingOptions, extra: Sequence[str], problems: list[str]) -> Pla
         compared, options, prompts, warm_up.prompts, o.max_tokens, o.rounds, o.policy, decides_by,
         o.together,
     )  # fmt: skip
+
+
+SECRET_NAME: Final = re.compile(r"(?i)(PASSWORD|SECRET|TOKEN|KEY)$")
+
+
+def masked_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables with secrets masked, for a report."""
+    return {
+        name: "***" if SECRET_NAME.search(name) else masked(value)
+        for name, value in sorted(variables.items())
+    }
