@@ -28,7 +28,7 @@ from safetensors.numpy import save as save_arrays
 from decoder.contracts.bundle import metadata_of
 from decoder.contracts.features import SCHEMA_ID
 
-FORMAT: Final = f"hvd.learner.v9-{SCHEMA_ID.rpartition('-')[2]}"
+FORMAT: Final = f"hvd.learner.v10-{SCHEMA_ID.rpartition('-')[2]}"
 """Of other features, nothing that was learned is to be gone on from."""
 Tree = dict[str, Any]
 """What is stored: what JSON knows, arrays, dataclasses and models; it is read back without

@@ -148,8 +148,8 @@ class Scope:
             self.last_alarm_at = float(block.time[-1])
         changed = any(alarm.stream == "cache" for alarm in alarms)
         if changed and self.learners.trainer:
-            seat = self.contest.vacant()
-            self._seat(0 if seat is None else seat, self._network(FAST), NAMES[FAST])
+            self.contest.clear()
+            self._seat(0, self._network(FAST), NAMES[FAST])
         retunes = self.champion.kind == "payoff" and self._costs.measured
         if retunes and (changed or self.contest.free(RETUNED, AGES[0])):
             self._seat(RETUNED, self.champion, "retuned")

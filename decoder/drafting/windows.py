@@ -6,7 +6,7 @@ one that ends in the same 1, 2 or 3 tokens (``ORDERS``). A link to a position be
 ``first`` is dead.
 
 A window grows by blocks, each as large as all before it, so no text is moved. Its hash buckets grow
-by linear hashing (Litwin, VLDB 1980): a new page splits as many buckets as it brings.
+by linear hashing (Litwin, VLDB 1980): a new page splits a few pages' buckets.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ BUCKET: Final = 2
 """Slots of a window for each bucket of an order."""
 END: Final = -1  # token between unrelated texts
 LEVELS: Final = 24  # blocks of a window at most: positions are int32
+SPLITS: Final = 4  # pages of buckets that are split when a page is opened
 WINDOW: Final = np.dtype(
     [
         ("mask", "i8"),  # its number of slots, a power of two, - 1
@@ -135,17 +136,20 @@ def discard(pool: Pool, index: int, first: int) -> None:
 
 @compiled
 def split_buckets(pool: Pool, index: int) -> None:
-    """Split the buckets that a window's next unused page adds. Mutates.
+    """Split as many buckets of a window as ``SPLITS`` pages bring, until all are in use. Mutates.
 
     A bucket's newest position is copied to its second half. Their chains share the old positions;
     look-ups skip those of the other one.
     """
-    window = pool.windows[index]
-    offset = window["split"]
-    half = PAGE << (bit_length(offset >> BITS) - 1)
-    source, target = place_of(window, offset - half) // BUCKET, place_of(window, offset) // BUCKET
-    pool.heads[target : target + PAGE // BUCKET] = pool.heads[source : source + PAGE // BUCKET]
-    window["split"] = offset + PAGE
+    window, size = pool.windows[index], PAGE // BUCKET
+    for offset in range(
+        window["split"], min(window["split"] + SPLITS * PAGE, window["mask"]), PAGE
+    ):
+        half = PAGE << (bit_length(offset >> BITS) - 1)
+        source = place_of(window, offset - half) // BUCKET
+        target = place_of(window, offset) // BUCKET
+        pool.heads[target : target + size] = pool.heads[source : source + size]
+        window["split"] = offset + PAGE
 
 
 @compiled
@@ -156,8 +160,7 @@ def open_page(pool: Pool, index: int, last: int) -> int:
     position = window["end"]
     window["end"] = position + PAGE
     discard(pool, index, window["end"] - window["mask"] - 1)
-    if ((position - PAGE) & window["mask"]) == window["split"]:
-        split_buckets(pool, index)
+    split_buckets(pool, index)
     slot = slot_of(window, position)
     pool.text[slot : slot + PAGE] = END
     pool.before[slot >> BITS], pool.after[slot >> BITS] = 0, 0

@@ -39,7 +39,12 @@ that passed, and of the policy on trial."""
 SEATS: Final = TRIED + 1
 STEPS: Final = SEATS
 """Column of the champion's plain steps, behind those of the seats."""
-COLUMNS: Final = SEATS + 1
+DOUBTS: Final = slice(STEPS + 1, STEPS + 1 + SEATS)
+"""Columns of what each seat would save more by each token that model drafts in doubt bring."""
+COLUMNS: Final = STEPS + 1 + SEATS
+UNTRIED: Final = 8.0
+"""Model drafts that brought nothing, as which the first of those in doubt that were verified count:
+a challenger gets no credit for what it has not seen, and most of it once some thirty were."""
 MIN_GAIN: Final = 0.002
 """Relative gain in rate that is asked of a challenger: less is not worth a swap on every worker."""
 REGRET: Final = 0.002
@@ -64,8 +69,9 @@ class Challenger:
     """A policy that may replace the champion, and its record.
 
     ``since`` is the row from which on it is judged, ``origin`` the learner that trained it.
-    ``votes`` holds gain and champion's time, both in plain steps, by session; ``drafts`` counts
-    their drafts.
+    ``votes`` holds gain, champion's time, and what each token of its model drafts in doubt is worth
+    (:class:`learner.evaluation.tune.Worth`), all in plain steps, by session; ``drafts`` counts
+    their drafts. ``tried`` are the verified ones of those in doubt, and their accepted tokens.
     """
 
     policy: Policy
@@ -73,6 +79,7 @@ class Challenger:
     origin: str
     votes: dict[str, list[float]] = field(default_factory=dict)
     drafts: int = 0
+    tried: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     @property
     def judged(self) -> int:
@@ -81,8 +88,9 @@ class Challenger:
 
     def gain(self) -> Effect:
         """Rate over the champion's, by the labels of all traffic."""
-        votes = np.array([*self.votes.values()], np.float64).reshape(-1, 2)
-        return gain_effect(votes[:, 0], votes[:, 1])
+        votes = np.array([*self.votes.values()], np.float64).reshape(-1, 3)
+        drafts, tokens = self.tried
+        return gain_effect(votes[:, 0] + tokens / (drafts + UNTRIED) * votes[:, 2], votes[:, 1])
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -182,14 +190,21 @@ class Contest:
 
     def advantages(self, rows: Rows, costs: Costs) -> Floats:
         """Float64 [n, COLUMNS]: plain steps that each seat's choices at ``rows`` save over the
-        champion's, 0 where nobody sits, and those that the champion's take."""
+        champion's, 0 where nobody sits, those that the champion's take, and the seats' doubts.
+        Mutates: takes in which of those model drafts were tried."""
         seated = [(seat, one.policy) for seat, one in enumerate(self.seats) if one is not None]
         found = np.zeros((len(rows), COLUMNS))
         seats = [seat for seat, _ in seated]
         policies = [policy for _, policy in seated]
         bounded = [seat != FIRST for seat in seats]
-        gains, found[:, STEPS] = worth(self.champion, policies, bounded, rows, costs)
-        found[:, seats] = gains.T
+        of = worth(self.champion, policies, bounded, rows, costs)
+        found[:, seats], found[:, STEPS] = of.saved.T, of.steps
+        found[:, DOUBTS][:, seats] = of.doubts.T
+        for seat, tokens in zip(seats, of.tried, strict=True):
+            one, brought = self.seats[seat], tokens[np.isfinite(tokens)]
+            assert one is not None
+            one.tried[0] += len(brought)
+            one.tried[1] += float(brought.sum())
         return found
 
     def update(self, numbers: Floats, closed: Sequence[Cluster]) -> None:
@@ -200,15 +215,17 @@ class Contest:
             self.regret.update(-first, steps)
         for cluster in closed:
             gains, steps = cluster.sums[:SEATS], float(cluster.sums[STEPS])
+            doubts = cluster.sums[DOUBTS]
             if self.seats[FIRST] is not None:
                 self.regret.scale(float(gains[FIRST]))
             for seat, one in enumerate(self.seats):
                 if one is None or seat == FIRST or cluster.before >= VOTES:
                     continue
                 if cluster.unseen >= one.since:
-                    vote = one.votes.setdefault(cluster.session, [0.0, 0.0])
+                    vote = one.votes.setdefault(cluster.session, [0.0, 0.0, 0.0])
                     vote[0] += float(gains[seat])
                     vote[1] += steps
+                    vote[2] += float(doubts[seat])
                     one.drafts += cluster.rows
 
     def passed(self, row: int) -> int | None:
@@ -236,6 +253,10 @@ class Contest:
         else:
             self.seats[seat], self.seats[WON] = None, one
         return one
+
+    def clear(self) -> None:
+        """Let all challengers go: the traffic that they were made for has changed. Mutates."""
+        self.seats[: len(AGES)] = [None] * len(AGES)
 
     def vacant(self) -> int | None:
         """A seat for a new challenger, if any is free."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -54,31 +54,46 @@ def best_threshold(policy: Policy, rows: Rows, costs: Costs) -> float:
     return float(cuts[last] + below) / 2.0
 
 
-def worth(
-    champion: Policy, others: Sequence[Policy], bounded: Sequence[bool], rows: Rows, costs: Costs
-) -> tuple[Floats, Floats]:
-    """What the choices of each of the others would have saved over the champion's, float64
-    [others, n] in plain steps: the tokens at what one was worth at the rate in force, less the
-    time. And the plain steps [n] that the champion's take.
+class Worth(NamedTuple):
+    """What the choices of others would have been worth at n drafts beside the champion's; float64.
+
+    ``saved`` [others, n] are plain steps: the tokens at what one was worth at the rate in force,
+    less the time. ``steps`` [n] are those that the champion's choices take.
 
     A model draft has a label only where it was verified. Elsewhere its mean stands in, but where
     another chooses it and the champion does not: the mean is of the drafts that were chosen, and a
-    policy that prefers model drafts where none holds would be credited with it.
+    policy that prefers model drafts where none holds would be credited with it. Such a draft brings
+    nothing in ``saved``; each token that it brings would save ``doubts`` [others, n] more.
+    ``tried`` [others, n] are the tokens that such drafts brought where they were verified all the
+    same, by a variant or a guard, and NaN elsewhere.
+    """
+
+    saved: Floats
+    steps: Floats
+    doubts: Floats
+    tried: Floats
+
+
+def worth(
+    champion: Policy, others: Sequence[Policy], bounded: Sequence[bool], rows: Rows, costs: Costs
+) -> Worth:
+    """What the choices of each of the others would have been worth.
 
     Args:
-        bounded: [others], whether such a choice is credited with no accepted token.
+        bounded: [others], whether a model draft in doubt is credited with no accepted token.
     """
     plain = cost_shares(costs.situation.costs, rows.batch_size, 0, 0)
     rates = _rates(rows, costs, plain)
     choice = _chosen([champion, *others], rows, costs, rates)
     seen = (rows.arm == MODEL) & np.isfinite(rows.model_accepted)
-    known = seen | (choice.arms[0] == MODEL)
     mean = np.where(seen, rows.model_accepted, costs.model_accepted)
-    strict = np.array(bounded, bool)[:, None]
-    credited = known | ~np.concatenate([[[False]], strict])
-    committed, time = costs.outcome(rows, choice, np.where(credited, mean, 0.0))
+    strict = np.concatenate([[False], np.array(bounded, bool)])[:, None]
+    alone = strict & (choice.arms == MODEL) & (choice.arms[0] != MODEL)
+    committed, time = costs.outcome(rows, choice, np.where(alone & ~seen, 0.0, mean))
     saved: Floats = (committed[1:] - committed[0]) / rates - (time[1:] - time[0]) / plain
-    return saved, time[0] / plain
+    doubts: Floats = np.where(alone[1:] & ~seen, 1.0 / rates, 0.0)
+    tried: Floats = np.where(alone[1:] & seen, rows.model_accepted, np.nan)
+    return Worth(saved, time[0] / plain, doubts, tried)
 
 
 def _chosen(policies: Sequence[Policy], rows: Rows, costs: Costs, rates: Floats) -> Choice:

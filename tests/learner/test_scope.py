@@ -17,7 +17,7 @@ from decoder.policy.estimate import predict
 from decoder.policy.probes import from_bytes, to_bytes
 from learner import checkpoint, scopes, state
 from learner.checkpoint import Store
-from learner.evaluation.contest import FIRST, RETUNED, Challenger
+from learner.evaluation.contest import AGES, FIRST, RETUNED, Challenger
 from learner.evaluation.skill import skill_of
 from learner.scope import BLOCK, Scope
 from learner.scopes import Scopes
@@ -165,6 +165,19 @@ def test_traffic_that_turns_about_is_followed_and_nothing_is_forgotten(first: Po
     others = rows_of(40, seed=99, sign=-1)
     assert error(first, others) > 10.0
     assert error(scope.champion, others) < 0.5 * error(first, others)
+
+
+def test_an_alarm_leaves_no_challenger_that_was_made_for_other_traffic(first: Policy) -> None:
+    scope = Scope("s", SETTINGS.model_copy(update={"candidate_every": BLOCK}), first)
+    scope.feed(rows_of(60, seed=5))
+    assert all(scope.contest.seats[: len(AGES)])
+    turned, alarms = rows_of(250, seed=6, sign=-1), 0
+    for at in range(0, len(turned) - BLOCK, BLOCK):
+        if any(each.stream == "cache" for each in scope.feed(turned.part(at, at + BLOCK))):
+            seated = [one for one in scope.contest.seats[: len(AGES)] if one is not None]
+            assert seated and all(one.since == scope.buffer.total for one in seated)
+            alarms += 1
+    assert alarms
 
 
 def test_the_first_policy_comes_back_when_the_traffic_does(first: Policy) -> None:

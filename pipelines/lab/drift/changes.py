@@ -112,8 +112,11 @@ def foreseen(trace: Trace, drafter: Drafter, length: int, draw: Draw) -> Trace:
     text = np.concatenate([prompt, output])
     known = np.zeros(len(text), np.bool_)
     if len(text) > CONTEXT:
-        grams = np.lib.stride_tricks.sliding_window_view(text, CONTEXT + 1)
-        first = np.unique(grams, axis=0, return_index=True)[1]
+        types, ranks = np.unique(text, return_inverse=True)
+        grams = np.zeros(len(text) - CONTEXT, np.int64)  # each a number: rows sort ten times slower
+        for at in range(CONTEXT + 1):
+            grams = grams * len(types) + ranks[at : len(grams) + at]
+        first = np.unique(grams, return_index=True)[1]
         known[CONTEXT:] = True
         known[CONTEXT + first] = False
     chance = np.where(known[len(prompt) :], drafter.known, drafter.new)

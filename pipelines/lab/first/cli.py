@@ -38,6 +38,15 @@ class BootstrapOptions:
         Literal["survival", "payoff"],
         typer.Option(help="Network: survival, or payoff (the paper's) with a tuned threshold."),
     ] = "survival"
+    copies: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of each set to train on again, once as copies that are rejected early and "
+            "once as filled-in forms.",
+        ),
+    ] = 0.0
     bundle: Annotated[
         Path | None, typer.Option(help="The policy to write; default: where it ships.")
     ] = None
@@ -71,9 +80,9 @@ def bootstrap(o: BootstrapOptions) -> None:
     simulator = Simulator(token_classes_of(ids), WorkerSettings.load())
     with Shown(Console(stderr=True)) as shown:
         sets = make.read_sets(files, ids, o.licence or make.ALLOWED, shown.step)
-        samples = make.samples_of(sets, o.generations, simulator, shown.step)
+        samples = make.samples_of(sets, o.generations, simulator, shown.step, o.copies)
         named = o.tokenizer or "the embedded model's"
-        policy = make.make(samples, named, simulator, shown.step, o.kind)
+        policy = make.make(samples, named, simulator, shown.step, o.kind, o.copies)
         atomic_write(path, lambda part: part.write_bytes(to_bytes(policy)))
     out = Console()
     out.print(f"wrote {path}", soft_wrap=True)

@@ -13,10 +13,12 @@ import numpy as np
 
 from decoder.contracts.bundle import ANY_SCOPE, FIRST, PROBES, Kind, Policy
 from decoder.contracts.errors import TraceError
+from decoder.contracts.features import FloatArray
 from decoder.settings import WHOLE_FACTOR
 from learner.training.rows import Rows, hash_id, joined
+from pipelines.lab.drift.changes import filled_in, misleading
 from pipelines.lab.replay.study import CONTEXT, behaviour_policies, learned, with_longer_drafts
-from pipelines.lab.replay.traces import read, some_sessions
+from pipelines.lab.replay.traces import fraction, read, some_sessions
 from pipelines.replay.engine import Simulator, Trace, drawn_acceptance
 from pipelines.replay.method import Method
 from pipelines.reports import Step
@@ -29,11 +31,16 @@ ACCEPTS: Final = (0.0, 3.5)
 that the policy must learn it from the running mean, which is a feature."""
 EPOCHS: Final = 10  # a third of a refit's; more would fit what is peculiar to these sets
 SEED: Final = 42
+BREAKS: Final = tuple(n for n in range(3, 25) if n != 6)
+"""Tokens after which copies are rejected. Six is held out for ``hvd drift``, whose copies end there:
+it measures an unseen length."""
+FORMS: Final = 8
+"""Sessions of a set whose first generation is a form; each is filled in equally often."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample of a set, and its labelled drafts."""
+    """A sample of a set, and the labelled drafts of it and its copies."""
 
     name: str
     traces: list[Trace]
@@ -87,11 +94,31 @@ def rows_of(traces: Sequence[Trace], simulator: Simulator) -> Rows:
     return joined(parts)
 
 
+def copies_of(
+    traces: Sequence[Trace], share: float, token_classes: FloatArray
+) -> tuple[list[Trace], list[Trace]]:
+    """Copies of about ``share`` of ``traces``, in whole sessions, that are rejected after a length of
+    their own, and as many forms that are filled in with other arguments."""
+    wanted = share * len(traces)
+    broken = [
+        misleading(trace, int(draw.choice(BREAKS)), token_classes, draw)
+        for trace in some_sessions(traces, wanted)
+        for draw in [np.random.default_rng([SEED, hash_id(trace.session)])]
+    ]
+    forms = {trace.session: trace for trace in reversed(traces)}  # first turns
+    draw = np.random.default_rng(SEED)
+    names = sorted(forms, key=lambda name: fraction(name, "forms"))[:FORMS]
+    filled = filled_in([forms[name] for name in names], round(wanted), token_classes, draw)
+    return broken, filled
+
+
 def samples_of(
-    sets: Mapping[str, Sequence[Trace]], generations: int, simulator: Simulator, step: Step
-) -> list[Sample]:
+    sets: Mapping[str, Sequence[Trace]], generations: int, simulator: Simulator, step: Step,
+    copies: float = 0.0,
+) -> list[Sample]:  # fmt: skip
     """About ``generations`` of each set, in whole sessions chosen by hash, and their drafts, which
-    are longer than a worker's.
+    are longer than a worker's. With ``copies`` that share of :func:`copies_of` is added, decoded
+    from a cache of its own, which does not know their outputs.
 
     Raises:
         TraceError: there are fewer than two sets.
@@ -105,7 +132,11 @@ def samples_of(
     for done, (name, traces) in enumerate(sets.items()):
         step(f"decoding {name}", done, len(sets))
         some = some_sessions(traces, generations)
-        samples.append(Sample(name, some, rows_of(some, longer)))
+        parts = [rows_of(some, longer)]
+        if copies:
+            made = copies_of(some, copies, simulator.token_classes)
+            parts += [rows_of(each, longer) for each in made if each]
+        samples.append(Sample(name, some, joined(parts)))
     return samples
 
 
@@ -132,13 +163,14 @@ def over_counting(one: Sample, policy: Policy, simulator: Simulator) -> float:
 
 def make(
     samples: Sequence[Sample], tokenizer: str, simulator: Simulator, step: Step,
-    kind: Kind = "survival",
+    kind: Kind = "survival", copies: float = 0.0,
 ) -> Policy:  # fmt: skip
     """Train a first policy on ``samples``, and score it with each sample left out. Its provenance
     describes the samples.
 
     Args:
         tokenizer: its name.
+        copies: the share that ``samples`` were made with.
 
     Raises:
         TraceError: there are too few labelled drafts.
@@ -155,6 +187,7 @@ def make(
         "tokenizer": tokenizer,
         "seed": SEED,
         "model_draft_accepts": list(ACCEPTS),
+        "copies": copies,
         "sets": [
             {
                 "name": s.name,

@@ -18,6 +18,7 @@ from learner.evaluation.contest import (
     AGES,
     CLUSTERS,
     COLUMNS,
+    DOUBTS,
     EARNED,
     FIRST,
     FORGIVEN,
@@ -39,7 +40,7 @@ from learner.release.registrations import registration_of
 from learner.scope import Scope
 from learner.settings import LearnerSettings
 from learner.training import train
-from learner.training.rows import empty
+from learner.training.rows import Rows, empty
 from tests.events import from_events
 from tests.learner.traffic import FIXED_US, MODEL_US, TOKEN_US, Traffic, learned
 
@@ -83,7 +84,7 @@ def test_the_clusters_of_a_session_are_one_vote() -> None:
     sums[0], sums[STEPS] = 4.0, 40.0
     clusters = [Cluster("7", 0, 16, sums, before=n) for n in range(VOTES)]
     contest.update(np.zeros((0, COLUMNS)), clusters)
-    assert one.votes == {"7": [4.0 * VOTES, 40.0 * VOTES]}
+    assert one.votes == {"7": [4.0 * VOTES, 40.0 * VOTES, 0.0]}
 
 
 def test_a_better_policy_is_ahead_on_nearly_every_block() -> None:
@@ -91,14 +92,14 @@ def test_a_better_policy_is_ahead_on_nearly_every_block() -> None:
     contest.seats[1] = Challenger(learned(), 0, "quick")
     ahead = contest.advantages(ROWS, COSTS)
     assert ahead[:, 1].mean() > 0.05 and (ahead[:, STEPS] > 0.0).all()
-    assert not np.delete(ahead, [1, STEPS], axis=1).any()
+    assert not np.delete(ahead, [1, STEPS, DOUBTS.start + 1], axis=1).any()
 
 
-def test_what_a_model_draft_brings_where_none_was_verified_is_not_the_mean_of_the_chosen() -> None:
-    """Model drafts bring three tokens where the cache has nothing to offer, and none elsewhere."""
+def copied(good: np.ndarray) -> Rows:
+    """Model drafts bring three tokens where the cache has nothing to offer; elsewhere cache drafts,
+    which bring two, were verified."""
     draw = np.random.default_rng(0)
-    rows = empty(6_400)
-    good = draw.random(len(rows)) < 0.5
+    rows = empty(len(good))
     rows.session[:] = np.arange(len(rows)) // 16
     rows.features[:, FEATURES.index("score")] = np.where(good, 4.0, 1.0)
     rows.features[:, FEATURES.index("draft_len")] = rows.draft_len[:] = 6
@@ -109,6 +110,14 @@ def test_what_a_model_draft_brings_where_none_was_verified_is_not_the_mean_of_th
     rows.model_accepted[:] = np.where(good, np.nan, 3)
     rows.step_tokens[:] = 1 + rows.verified_len
     rows.step_us[:] = 20_000 + 120 * rows.step_tokens + 1_000 * (rows.arm == MODEL)
+    return rows
+
+
+GOOD = np.random.default_rng(0).random(6_400) < 0.5
+
+
+def test_what_a_model_draft_brings_where_none_was_verified_is_not_the_mean_of_the_chosen() -> None:
+    rows, good = copied(GOOD), GOOD
     costs = measure(rows)
     assert costs is not None
     takes_the_cache, never = frequency_policy("s", 2.0), frequency_policy("s", 100.0)
@@ -119,6 +128,28 @@ def test_what_a_model_draft_brings_where_none_was_verified_is_not_the_mean_of_th
     contest.seats[FIRST] = Challenger(takes_the_cache, 0, "first")
     rows.arm[:], rows.model_accepted[:] = MODEL, np.where(good, 0, 3)
     assert contest.advantages(rows, costs)[good, FIRST].min() > 0.0
+
+
+@pytest.mark.parametrize("brought", [0, 4])
+def test_model_drafts_in_doubt_count_as_those_of_them_that_were_verified(brought: int) -> None:
+    """One in thirty, by a variant or a guard: they bring less than the copy's two tokens, or more;
+    drafts that the champion chooses too bring three, whatever becomes of these."""
+    rows = copied(GOOD)
+    tried = np.flatnonzero(GOOD)[::30]
+    rows.arm[tried], rows.verified_len[tried] = MODEL, 4
+    rows.model_accepted[tried] = brought
+    takes_the_cache, never = frequency_policy("s", 2.0), frequency_policy("s", 100.0)
+    costs = measure(rows)
+    assert costs is not None
+    contest = Contest(takes_the_cache, takes_the_cache)
+    contest.seats[0] = one = Challenger(never, 0, "quick")
+    numbers = contest.advantages(rows, costs)
+    for session in range(20):
+        part = numbers[session * 320 : session * 320 + 320]
+        contest.update(part, [Cluster(str(session), 0, len(part), part.sum(axis=0))])
+    assert one.tried == [len(tried), brought * len(tried)]
+    assert (contest.passed(0) == 0) == (brought == 4)
+    assert (one.gain().ratio > 1.0) == (brought == 4)
 
 
 def test_evidence_against_one_champion_is_none_against_the_next() -> None:
@@ -388,8 +419,7 @@ def test_the_threshold_is_the_best_of_all_by_what_workers_would_decide(
     def saved(threshold: float) -> float:
         """Plain steps, by what the gate judges choices by."""
         others = [replace(raw, threshold=threshold)]
-        gains, _ = worth(never, others, [False], rows, costs)
-        return float(gains.sum())
+        return float(worth(never, others, [False], rows, costs).saved.sum())
 
     found = tuned(raw, costs, raw, rows)
     best = max(saved(t) for t in [0.0, *(predicted + 1e-4).tolist()])

@@ -41,7 +41,7 @@ def test_a_candidate_that_is_worse_is_dropped(stage: Stage) -> None:
     produce(stage.kafka, [b"no round", b"", b"[1]", b"\xff" * 50], TRIALS)
     work(learner, lambda: learner.rollouts.busy(SCOPE) and on_trial(learner) == 3)
     told = reported(stage.kafka, learner)
-    assert (told.rollout, told.trial_version, told.trial_share) == ("trial", 3, 0.1)
+    assert (told.rollout, told.trial_version, told.trial_share) == ("trial", 3, comparison.SHARE)
     assert (told.trial_pairs, told.trial_ratio, told.trial_high) == (0, 0.0, 0.0)
     step_until(learner, lambda: stage.standing == Standing(SCOPE, 1, trial=3))
     work(learner, lambda: not learner.rollouts.busy(SCOPE), stage.workers({3: 0.8}))
@@ -97,7 +97,7 @@ def test_one_that_is_faster_is_promoted_and_watched(
     tags = stage.tags(3)
     assert tags["trial"] == "promoted" and tags["moved_by"] == learner.lease.holder
     assert "a loss of 10% is excluded" in tags["why"] and float(tags["trial_low"]) > 1.0
-    assert (crew.shares[0], crew.shares[-1]) == ((3, 0.1), (1, 0.1))
+    assert (crew.shares[0], crew.shares[-1]) == ((3, comparison.SHARE), (1, comparison.SHARE))
     assert tags["watch_against"] == "1" and float(tags["watch_ratio"]) > 1.0
     assert learner.scopes.awake[SCOPE].version == 3 and is_withdrawn(stage.kafka)
     assert caplog.text.count("version 3 is watched in comparison with version 1") == 1
@@ -160,7 +160,7 @@ def test_a_learner_that_is_killed_in_mid_trial_goes_on(stage: Stage) -> None:
     crew.noise = 0.02
     work(again, lambda: stage.standing.champion == 3, crew)
     stop(again)
-    assert crew.shares[0] == (3, 0.1) and stage.tags(3)["trial"] == "promoted"
+    assert crew.shares[0] == (3, comparison.SHARE) and stage.tags(3)["trial"] == "promoted"
 
 
 def test_whoever_approves_reads_the_figures_and_moves_the_alias(stage: Stage) -> None:

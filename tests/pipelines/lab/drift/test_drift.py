@@ -21,7 +21,15 @@ from decoder.settings import WorkerSettings
 from learner.training.rows import Rows
 from pipelines.cli import app
 from pipelines.lab.drift import study
-from pipelines.lab.drift.changes import filled_in, misleading, renamed, sampled
+from pipelines.lab.drift.changes import (
+    CONTEXT,
+    Drafter,
+    filled_in,
+    foreseen,
+    misleading,
+    renamed,
+    sampled,
+)
 from pipelines.lab.drift.measure import figures
 from pipelines.lab.drift.stream import Learning, Run, Worker, decode
 from pipelines.lab.drift.study import NAMES, resampled, stream
@@ -130,6 +138,16 @@ def test_sampling_changes_its_share_of_an_output_and_neither_prompt_nor_end() ->
     made = sampled(Trace("s", [1, 2], output), 0.125, classes, rng)
     differs = np.asarray(made.output) != output
     assert 0.1 < differs.mean() < 0.15 and not differs[-1] and list(made.prompt) == [1, 2]
+
+
+def test_a_drafter_knows_what_has_come_behind_the_same_two_tokens_before() -> None:
+    text = [*np.random.default_rng(3).integers(40, size=900).tolist(), 2**20, 7, 2**20, 7, 1]
+    prompt, output = text[:300], text[300:]
+    sure = foreseen(Trace("s", prompt, output), Drafter(known=1.0, new=0.0), 1,
+                    np.random.default_rng(0)).model_accepted  # fmt: skip
+    grams = [tuple(text[at - CONTEXT : at + 1]) for at in range(CONTEXT, len(text))]
+    known = [gram in grams[:at] for at, gram in enumerate(grams)][300 - CONTEXT :]
+    assert 0 < sum(known) < len(known) and np.asarray(sure).tolist() == known
 
 
 def copies(trace: Trace, whole: bool = False) -> bool:

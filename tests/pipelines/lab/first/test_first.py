@@ -19,9 +19,9 @@ from decoder.policy.estimate import PAPER_THRESHOLD
 from decoder.policy.probes import from_bytes
 from pipelines.cli import app
 from pipelines.lab.first import make
-from pipelines.lab.first.make import read_sets
+from pipelines.lab.first.make import copies_of, read_sets
 from pipelines.lab.replay.traces import files_of
-from pipelines.replay.engine import drawn_acceptance
+from pipelines.replay.engine import Trace, drawn_acceptance
 from tests.pipelines.lab.replay.samples import copying_traces, word_tokenizer
 
 LICENCES = {"a": "MIT", "b": "Apache-2.0", "c": "Apache-2.0 (code), CC BY-NC 4.0 (data)"}
@@ -92,6 +92,36 @@ def test_the_papers_network_is_made_with_a_threshold_that_suits_its_sets(
     assert 0.0 <= policy.threshold < 12.0 and policy.threshold != PAPER_THRESHOLD
     sets = policy.provenance["sets"]
     assert all(each["over_counting_left_out"] > 0.9 for each in sets)
+
+
+def test_copies_break_at_every_length_but_one_and_forms_are_filled_in() -> None:
+    classes = np.zeros((50_000, 6), np.float32)
+    traces = [
+        Trace(f"s{n // 2}", [1, 2], np.arange(200, dtype=np.int32) + 1_000 + 300 * n)
+        for n in range(120)
+    ]
+    broken, filled = copies_of(traces, 0.5, classes)
+    assert 60 <= len(broken) < 64 and len(filled) == 60
+    lengths = dict[str, set[int]]()
+    for trace in broken:
+        wrong = np.flatnonzero(np.asarray(trace.prompt)[2:] != np.asarray(trace.output))
+        lengths.setdefault(trace.session, set()).add(int(wrong[0]) + 1)
+    assert all(len(each) == 1 for each in lengths.values()), "a session's copies break alike"
+    found = set[int]().union(*lengths.values())
+    assert len(found) > 10 and found <= set(range(3, 25)) - {6}
+    assert len({t.session.split("/")[0] for t in filled}) == 8
+    assert copies_of(traces, 0.5, classes)[0][0].prompt.tolist() == broken[0].prompt.tolist()
+
+
+def test_a_policy_that_has_seen_copies_says_so(
+    bootstrap: Callable[..., Result], bundle: Path
+) -> None:
+    assert '"sets"' in bootstrap().stdout
+    without = from_bytes(bundle.read_bytes(), "some scope").provenance
+    assert '"sets"' in bootstrap("--copies", "0.5").stdout
+    told = from_bytes(bundle.read_bytes(), "some scope").provenance
+    assert (without["copies"], told["copies"]) == (0.0, 0.5)
+    assert told["drafts_trained_on"] > 1.5 * without["drafts_trained_on"]
 
 
 def test_what_cannot_be_made_is_said_and_ctrl_c_leaves_the_old_bundle_as_it_was(
