@@ -32,8 +32,8 @@ that the policy must learn it from the running mean, which is a feature."""
 EPOCHS: Final = 10  # a third of a refit's; more would fit what is peculiar to these sets
 SEED: Final = 42
 BREAKS: Final = tuple(n for n in range(3, 25) if n != 6)
-"""Tokens after which copies are rejected. Six is held out for ``hvd drift``, whose copies end there:
-it measures an unseen length."""
+"""Tokens after which copies are rejected. Six is held out for ``hvd drift``, which measures an
+unseen length."""
 FORMS: Final = 8
 """Sessions of a set whose first generation is a form; each is filled in equally often."""
 
@@ -97,8 +97,8 @@ def rows_of(traces: Sequence[Trace], simulator: Simulator) -> Rows:
 def copies_of(
     traces: Sequence[Trace], share: float, token_classes: FloatArray
 ) -> tuple[list[Trace], list[Trace]]:
-    """Copies of about ``share`` of ``traces``, in whole sessions, that are rejected after a length of
-    their own, and as many forms that are filled in with other arguments."""
+    """Copies of about ``share`` of ``traces``, in whole sessions, each rejected after a length of its
+    own, and as many forms that are filled in with other arguments."""
     wanted = share * len(traces)
     broken = [
         misleading(trace, int(draw.choice(BREAKS)), token_classes, draw)
