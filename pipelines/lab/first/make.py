@@ -97,8 +97,8 @@ def rows_of(traces: Sequence[Trace], simulator: Simulator) -> Rows:
 def copies_of(
     traces: Sequence[Trace], share: float, token_classes: FloatArray
 ) -> tuple[list[Trace], list[Trace]]:
-    """Copies of about ``share`` of ``traces``, in whole sessions, each rejected after a length of its
-    own, and as many forms that are filled in with other arguments."""
+    """Copies of about ``share`` of ``traces``, in whole sessions, each rejected after its own length,
+    and as many forms that are filled in with other arguments."""
     wanted = share * len(traces)
     broken = [
         misleading(trace, int(draw.choice(BREAKS)), token_classes, draw)
