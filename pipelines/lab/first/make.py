@@ -97,7 +97,7 @@ def rows_of(traces: Sequence[Trace], simulator: Simulator) -> Rows:
 def copies_of(
     traces: Sequence[Trace], share: float, token_classes: FloatArray
 ) -> tuple[list[Trace], list[Trace]]:
-    """Copies of about ``share`` of ``traces``, in whole sessions, each rejected after its own length,
+    """Copies of about ``share`` of ``traces``, in whole sessions, each rejected at its own length,
     and as many forms that are filled in with other arguments."""
     wanted = share * len(traces)
     broken = [
