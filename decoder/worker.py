@@ -80,7 +80,10 @@ class Worker:
         )
 
     def _policy_fields(self) -> dict[str, Any]:
-        policy, admission, floor = self.router.policy, self.admission, self.router.controller.floor
+        admission, floor = self.admission, self.router.controller.floor
+        champion, probation = self.router.policy, self.router.probation
+        policy = probation.serving(champion)
+        returned = policy is not champion
         return {
             "policy_version": policy.version,
             "publication": policy.publication,
@@ -88,7 +91,7 @@ class Worker:
             "policy_kind": policy.kind,
             "threshold": policy.threshold,
             "rate": self.router.rate.value,
-            "policy_applied_at": admission.applied_at,
+            "policy_applied_at": probation.returned_at if returned else admission.applied_at,
             "swaps": admission.swaps,
             "swap_ms_max": admission.swap_ms_max,
             "refusals": dict(admission.refusals),
@@ -96,6 +99,7 @@ class Worker:
             "fallback": "" if floor.serving == "policy" else floor.serving,
             "fallbacks": floor.fallbacks,
             "advantage": floor.advantage,
+            "returned_from": champion.publication * returned,
         }
 
     def _cost_fields(self) -> dict[str, Any]:

@@ -290,6 +290,7 @@ class Learner:
             return
         part = self._slice()
         if self.publisher.current:
+            self.rollouts.take_back(self.workers.returned, self.scopes.awake)
             self.rollouts.follow(part)
             left = {name for name in self._unpublished - part.keys() if name in self.standings}
             # what cannot be read may be another release's: its lease is not to be kept from it

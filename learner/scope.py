@@ -17,7 +17,7 @@ from decoder.contracts.bundle import CHAMPION, MAX_DRAFT, Policy
 from decoder.contracts.features import FEATURES
 from learner.checkpoint import Tree, made
 from learner.evaluation.clusters import Clusters
-from learner.evaluation.contest import AGES, COLUMNS, RETUNED, Challenger, Contest
+from learner.evaluation.contest import AGES, COLUMNS, FIRST, RETUNED, Challenger, Contest
 from learner.evaluation.drift import STREAMS, Alarm, Detector, beyond
 from learner.evaluation.measured import NOMINAL, Costs, measure
 from learner.evaluation.skill import WINDOW, Skill, curves, skill_of
@@ -198,6 +198,12 @@ class Scope:
         seat = self.contest.passed(self.buffer.total)
         if seat is not None:
             self._won = self.contest.accept(seat, self.buffer.total)
+
+    def give_way(self) -> None:
+        """Have the first policy come back: workers found the champion slower than the one before.
+        Mutates."""
+        if self.contest.seats[FIRST] is not None:
+            self._won = self.contest.accept(FIRST, self.buffer.total)
 
     def put_on_trial(self, policy: Policy | None) -> None:
         """``policy`` is what workers try; None if nothing. Mutates."""

@@ -95,6 +95,7 @@ class WorkerStatus(BaseModel):
     rate: float = _at("Decision parameter of a survival policy, tokens a plain step.", 0.0)
     fallback: str = _at("The fixed arm that the no-regret floor serves, if any.", "")
     fallbacks: Count = _at("Times the no-regret floor replaced the policy by a fixed arm.")
+    returned_from: Count = _at("Publication of a champion that the policy before it replaces.")
     advantage: float = _at("Time of the best fixed arm over the policy's: above 1 is ahead.", 1.0)
     probes: Count = _at("Steps decided only to measure the drafter, or a step without drafts.")
     setup: str = _at("Where the cost table was measured.", "")

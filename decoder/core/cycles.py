@@ -19,8 +19,16 @@ from decoder.compiled import (
 from decoder.contracts.fields import CYCLE as OWN
 from decoder.contracts.fields import REQUEST as NAMES
 from decoder.contracts.fields import STEP
-from decoder.core.guards.floor import FLOOR, add_cycle, cache_arm_lengths, outcomes_of
-from decoder.core.table import STEP_CHOICE, state_of
+from decoder.core.guards.floor import (
+    FLOOR,
+    FORMER,
+    add_cycle,
+    cache_arm_lengths,
+    former_outcome,
+    outcomes_of,
+)
+from decoder.core.guards.probation import count_request, update_probation
+from decoder.core.table import STEP_CHOICE, Table, state_of
 from decoder.policy.rule import CACHE, MODEL, NONE, STEP_INPUTS
 from decoder.telemetry.ring import FULL, HEAD, SETTLED, UNREADABLE
 
@@ -77,6 +85,7 @@ def close_request(handle: Handle, slot: int, censored: int) -> None:
     """Close an ended request: open labels are censored at the tokens matched so far. Mutates."""
     table = state_of(handle).table
     request = table.requests[slot]
+    count_request(table.counts[0]["probation"], request["compared"])
     for i in range(request["num_open"]):
         number = table.open[slot, i]
         complete_cycle(handle, number, table.cycles[number]["matched"], censored)
@@ -247,6 +256,19 @@ def note_drafted(handle: Handle, slots: Int64Array, lengths: Int64Array) -> None
                 table.counts[0]["undrafted"] += 1
 
 
+def note_former(table: Table, slots: NDArray[np.int64], choice: NDArray[Any], weight: int) -> None:
+    """Store the former policy's choice, candidates [n], in the open cycles of a step that stands
+    for ``weight``. Mutates."""
+    numbers = table.requests["cycle"][slots[choice["place"]]]
+    choice, numbers = choice[numbers >= 0], numbers[numbers >= 0]
+    table.cycles["former_arm"][numbers] = choice["policy_arm"]
+    table.cycles["former_len"][numbers] = choice["length"]
+    steps = table.cycles["step"]
+    steps["former_tokens"][numbers] = choice["length"].sum()
+    steps["former_models"][numbers] = np.count_nonzero(choice["policy_arm"] == MODEL)
+    steps["former_weight"][numbers] = weight
+
+
 @compiled
 def label_event(handle: Handle, number: int, words: NDArray[np.int64]) -> None:
     """Fill the event fields that are known once the cycle is complete. Mutates."""
@@ -278,14 +300,22 @@ def write_events(
         rows written since the ring was created.
     """
     table, out = state_of(handle).table, outbox_of(outbox)
-    head, settled, outcomes = out.control[HEAD], out.control[SETTLED], np.empty((4, 2))
+    head, settled, probation = out.control[HEAD], out.control[SETTLED], table.counts[0]["probation"]
+    outcomes = np.empty((FORMER + 1, 2))
+    options = outcomes if probation["left"] > 0 else outcomes[:FORMER]
     for i in range(table.counts[0]["completed"]):
         number = table.completed[i]
         row, cycle = table.rows[number], table.cycles[number]
         if floors[0]["enabled"] and cycle["committed"] > 0 and cycle["step"]["serves"]:
             outcomes_of(cycle, row, dense, prices, outcomes)
-            window = table.requests[cycle["slot"]]["window"]
-            add_cycle(floors[0], window, cycle["committed"], outcomes, row["batch_size"])
+            request, batch = table.requests[cycle["slot"]], row["batch_size"]
+            if probation["left"] > 0:
+                former_outcome(cycle, row, dense, prices, outcomes)
+            full = add_cycle(floors[0], request["window"], cycle["committed"], options, batch)
+            if probation["left"] > 0:
+                request["window"]["weight"] += cycle["step"]["former_weight"]
+                if full and request["window"]["weight"] > 0.0:
+                    update_probation(probation, request["compared"], request["window"], batch)
         label_event(handle, number, out.words)
         if len(out.rows):
             if row["side"] < 0 or table.raw[number, _NAMES_AT] == _UNNAMED:

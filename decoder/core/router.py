@@ -40,6 +40,7 @@ from decoder.core.costs import STALL, LiveCosts
 from decoder.core.counters import Counters
 from decoder.core.events import Sink
 from decoder.core.guards.controller import Controller
+from decoder.core.guards.probation import COMPARED, Probation, weight_of
 from decoder.core.payoff.model_arm import START, ModelArm
 from decoder.core.rate import LiveRate
 from decoder.core.requests import ADVANCED, Decision, Decisions, RequestOptions, StepReport
@@ -100,6 +101,8 @@ class DraftRouter:
         self.start = self.requests.start
         self.counters, self.memories = self.requests.counters, self.requests.memories
         self.controller = Controller(self.model_arm, guarded)
+        self.probation = Probation(self.requests.table.counts["probation"], policy, guarded)
+        self._sampled: Step | None = None  # the last step, where the former policy is evaluated
         self.rate, self.timer = LiveRate(), StepTimer()
         self.model_gain_us: float | None = None
         self._champion = Variant("", policy)  # outside of a round
@@ -190,7 +193,7 @@ class DraftRouter:
                 champion decides the step.
         """
         self.timer.begin_choice()
-        interleaver, policy = self.interleaver, self.policy
+        interleaver, policy = self.interleaver, self._serving()
         if self._champion.policy is not policy:
             self._champion = Variant("", policy)
         variant = interleaver.next_variant(policy) if interleaver is not None else None
@@ -206,6 +209,15 @@ class DraftRouter:
             interleaver.disable(variant)
         return self._choose(report, self._champion)
 
+    def _serving(self) -> Policy:
+        """The policy that decides; another one than before is on probation."""
+        champion = self.policy
+        if champion is not self.probation.champion and self.probation.begin(champion):
+            table = self.requests.table
+            table.requests["compared"] = np.zeros((), COMPARED)
+            table.requests["window"]["weight"] = table.cycles["step"]["former_weight"] = 0
+        return self.probation.serving(champion)
+
     def _choose(self, report: StepReport, variant: Variant) -> Decisions:
         step = self._propose(report, variant)
         rule = self.rule if variant.draft_source == "worker" else choose
@@ -214,6 +226,9 @@ class DraftRouter:
         step.candidates["arm"] = step.candidates["policy_arm"]
         if variant.draft_source == "worker":
             chosen = self.controller.override(step, chosen, decides, self.costs)
+        evaluates = decides and self.controller.proposes
+        sampled = evaluates and self.probation.samples(int(step.inputs["batch_size"][0]))
+        self._sampled = step if sampled else None
         return self._open_cycles(step, variant, chosen)
 
     def _propose(self, report: StepReport, variant: Variant) -> Step:
@@ -276,12 +291,19 @@ class DraftRouter:
         self.timer.add(start, exposed)
 
     def _flush(self) -> None:
+        if self._sampled is not None:
+            step, self._sampled = self._sampled, None
+            choice = self.probation.choose(step, self._model_len)
+            weight = weight_of(int(step.inputs["batch_size"][0]))
+            cycles.note_former(self.requests.table, self._slots, choice, weight)
         if self.requests.table.counts["completed"][0]:
             sink, costs, floor = self.requests.sink, self.costs.table, self.controller.floor
             sink.control[HEAD] = cycles.write_events(
                 self.requests.handle, floor.state, costs.dense, costs.prices, sink.outbox
             )
             sink.written()
+            if self.probation.settle():
+                floor.serving, floor.state["ahead"] = "policy", 0.0
         self.requests.release_slots()
 
     def stop(self, name: str, reason: str) -> None:

@@ -26,6 +26,7 @@ from decoder.contracts.features import FEATURE_ROW, NUM_FEATURES, RECENT
 from decoder.contracts.fields import REQUEST as NAMES
 from decoder.contracts.fields import ROW
 from decoder.core.guards.floor import WINDOW
+from decoder.core.guards.probation import COMPARED, PROBATION
 from decoder.core.payoff.memory import KINDS, Payoffs
 from decoder.drafting.matches import BACK, Scratch, Written
 from decoder.drafting.windows import Pool
@@ -58,6 +59,7 @@ REQUEST: Final = np.dtype(
         ("log_slow", "f8"),
         ("model_recent", "f8"),  # decayed accepted length of its model drafts
         ("window", WINDOW),
+        ("compared", COMPARED),  # with the former policy
         ("context", "i4", (BACK,)),  # its last tokens, right-aligned
     ],
     align=True,
@@ -71,6 +73,9 @@ STEP_CHOICE: Final = np.dtype(
         ("model_len", "i8"),  # length of a model draft
         ("prefill_tokens", "i8"),
         ("serves", "i8"),  # whether the champion decided
+        ("former_tokens", "i8"),  # the same of the former policy's choice
+        ("former_models", "i8"),
+        ("former_weight", "i8"),  # steps that this one stands for; 0: that was not evaluated
     ],
     align=True,
 )
@@ -83,6 +88,8 @@ CYCLE: Final = np.dtype(
         ("policy_arm", "i8"),  # the arm the policy preferred, and its draft tokens
         ("policy_len", "i8"),
         ("cached_len", "i8"),  # draft tokens under the cache arm
+        ("former_arm", "i8"),  # the arm the former policy preferred, and its draft tokens
+        ("former_len", "i8"),
         ("reported", "i8"),  # 1 once the engine has reported what it drafted
         ("committed", "i8"),
         ("step", STEP_CHOICE),
@@ -100,6 +107,7 @@ COUNTS: Final = np.dtype(
         ("tokens", "i8"),  # committed
         ("undrafted", "i8"),  # model drafts chosen but not made
         ("arms", ARM_COUNTS, (len(ARMS),)),
+        ("probation", PROBATION),
     ],
     align=True,
 )

@@ -107,7 +107,7 @@ class Challenger:
     def reason(self) -> str:
         """The same in words."""
         if self.origin == "first":
-            return "the champion fell behind the first policy by more than its budget"
+            return "the champion fell behind the first policy, or the one before, beyond its budget"
         gain = self.gain()
         return (
             f"chooses better: {gain.ratio - 1.0:+.1%} by the labels of {self.judged} sessions, "

@@ -41,14 +41,16 @@ class Workers:
     """Reads the status topic on a thread of its own: its last records, then new ones.
 
     ``shares`` are those that other learners gave the scopes they hold, as far as they were reported
-    lately; the mapping is replaced and never changed. ``begun`` says whether all that lay there at
-    first has been read.
+    lately; ``returned`` has the publications that workers went back from to the policy before, by
+    scope. Both are replaced and never changed. ``begun`` says whether all that lay there at first
+    has been read.
     """
 
     def __init__(self, kafka: KafkaSettings, process: str = "") -> None:
         """``process``: whose statuses are our own."""
         self.begun = False
         self.shares: Mapping[str, float] = {}
+        self.returned: Mapping[str, int] = {}
         self._process = process
         self._log = Compacted(kafka, STATUS, self._take, last=MOST)
         self._background = Background("statuses")
@@ -114,3 +116,6 @@ class Workers:
         self._scopes.move_to_end(status.scope)
         if len(self._scopes) > SCOPES:
             self._scopes.popitem(last=False)
+        if status.returned_from:
+            kept = {s: n for s, n in self.returned.items() if s in self._scopes}
+            self.returned = kept | {status.scope: status.returned_from}

@@ -64,6 +64,7 @@ class Rollouts:
         self._registrar = registrar
         self._followed = False
         self._handed: dict[str, Move] = {}  # under way
+        self._returned: dict[str, int] = {}  # champions from which workers went back, by scope
 
     def busy(self, scope: str) -> bool:
         """Whether a policy of ``scope`` is on trial; what is watched gives way to the next. Any
@@ -138,6 +139,28 @@ class Rollouts:
         else:
             one.labels = tried.gain()
         return None
+
+    def take_back(self, returned: Mapping[str, int], awake: Mapping[str, Scope]) -> None:
+        """Take in from which publications workers went back to the policy before. Mutates.
+
+        That one comes back for all, where it is watched; else the first policy does.
+        """
+        for scope, number in returned.items():
+            last, rollout = self._publisher.published.last(scope), self.of.get(scope, Rollout())
+            if last is None or not last.since <= number <= last.number:
+                continue  # of a champion that is gone
+            if not self._lease.holds(scope) or self._returned.get(scope) == last.since:
+                continue
+            self._returned[scope] = last.since
+            one = rollout.one
+            watched = one is not None and one.kind == "watch" and one.over == last.version
+            if one is not None and watched and rollout.state is State.COMPARING:
+                why = (
+                    f"workers found it slower than version {one.version} before it, draft by draft"
+                )
+                rollout.step(Event.DECIDED, Outcome("roll back", why))
+            elif scope in awake:
+                awake[scope].give_way()
 
     def published(self, policy: Policy) -> None:
         """What was due lies there, unless something else is due by now."""

@@ -336,7 +336,7 @@ def outcomes(
     found, cycle, event = np.zeros((len(OPTIONS), 2)), np.zeros(1, CYCLE), np.zeros(1, ROW)
     cycle["arm"], cycle["policy_arm"], cycle["policy_len"] = arm, wanted, wanted_len
     cycle["cached_len"] = draft_len
-    cycle["step"] = step.wanted, step.drafting, step.cached, 0, K, 0, 1
+    cycle["step"] = step.wanted, step.drafting, step.cached, 0, K, 0, 1, 0, 0, 0
     event["batch_size"], event["accepted"], event["verified_len"] = step.batch, accepted, verified
     event["drafted_len"], event["model_accepted"], event["predicted_model"] = drafted, seen, 1.5
     outcomes_of(cycle[0], event[0], COSTS.dense, COSTS.prices, found)

@@ -28,7 +28,8 @@ from decoder.policy.rule import CACHE, MODEL, NONE
 
 Option = Literal["policy", "none", "model", "cache"]
 OPTIONS: Final[tuple[Option, ...]] = ("policy", "none", "model", "cache")
-POLICY, NOTHING, MODELLED, CACHED = range(4)
+POLICY, NOTHING, MODELLED, CACHED, FORMER = range(5)
+"""Options by number; the last is the policy before, of which ``probation`` makes use."""
 Dense = NDArray[np.float64]
 Prices = tuple[float, float, float]
 FLOOR: Final = np.dtype(
@@ -46,8 +47,10 @@ WINDOW: Final = np.dtype(
         ("tokens", "f8"),  # committed
         ("requests", "f8"),  # sum of the batch sizes
         ("cycles", "f8"),
-        ("committed", "f8", (len(OPTIONS),)),  # tokens that each option would have committed
-        ("time", "f8", (len(OPTIONS),)),  # microseconds that it would have taken
+        ("committed", "f8", (FORMER + 1,)),  # tokens that each option would have committed
+        ("time", "f8", (FORMER + 1,)),  # microseconds that it would have taken
+        ("steps", "f8", (FORMER + 1,)),  # once full, plain steps that it would have needed
+        ("weight", "f8"),  # steps for which those with a choice of the former policy stand
     ],
     align=True,
 )
@@ -144,8 +147,8 @@ def outcome_of(
 def outcomes_of(
     cycle: Any, event: Any, dense: Dense, prices: Prices, outcomes: NDArray[np.float64]
 ) -> None:
-    """Fill ``outcomes`` [options, 2] with each option's :func:`outcome_of` a cycle. Another policy
-    would be one more option: its choice in the cycle, its totals in the step, its line here."""
+    """Fill ``outcomes`` [options, 2] with each option's :func:`outcome_of` a cycle; the former
+    policy's is :func:`former_outcome`."""
     step, k = cycle["step"], cycle["step"]["model_len"]
     batch: Any = np.int64(event["batch_size"])  # int32 there: all choices have one type
     policy = OptionChoice(
@@ -160,10 +163,24 @@ def outcomes_of(
 
 
 @compiled
+def former_outcome(
+    cycle: Any, event: Any, dense: Dense, prices: Prices, outcomes: NDArray[np.float64]
+) -> None:
+    """Fill the former policy's row of ``outcomes``: the champion's where it was not evaluated."""
+    step = cycle["step"]
+    outcomes[FORMER] = outcomes[POLICY]
+    if step["former_weight"]:
+        choice = OptionChoice(
+            cycle["former_arm"], cycle["former_len"], step["former_tokens"], step["former_models"]
+        )
+        outcomes[FORMER] = outcome_of(choice, cycle, event, dense, prices)
+
+
+@compiled
 def update_test(floor: Any, steps: NDArray[np.float64]) -> None:
     """Update the test with a window in which each option needs ``steps``. Mutates ``floor``."""
     needed, ahead, serving_steps = floor["needed"], floor["ahead"], steps[floor["serving"]]
-    for option in range(len(steps)):
+    for option in range(len(needed)):
         needed[option] = DECAY * needed[option] + steps[option]
         option_steps = steps[option] if option == POLICY else steps[option] * (1.0 + TOLERANCE)
         ahead[option] = max(ahead[option] + serving_steps - option_steps, 0.0)
@@ -182,26 +199,27 @@ def update_test(floor: Any, steps: NDArray[np.float64]) -> None:
 @compiled
 def add_cycle(
     floor: Any, window: Any, committed: int, outcomes: NDArray[np.float64], batch: int
-) -> None:
+) -> bool:
     """Add one cycle of a step of ``batch`` requests to a window; a full window updates the test.
-    Mutates ``floor`` and ``window``."""
+    Whether it is full. Mutates ``floor`` and ``window``."""
     window["cycles"] += 1.0
     window["requests"] += batch
     window["tokens"] += committed
     for option in range(len(outcomes)):
         window["committed"][option] += outcomes[option, 0]
         window["time"][option] += outcomes[option, 1]
-    cycles = window["cycles"]
-    if cycles >= WINDOW_CYCLES:
-        plain = window["time"][NOTHING] / cycles * (window["requests"] / cycles)
-        steps = np.empty(len(outcomes))
-        for option in range(len(outcomes)):
-            time = window["tokens"] * window["time"][option]
-            steps[option] = time / (window["committed"][option] * plain)
-        window["cycles"] = window["requests"] = window["tokens"] = 0.0
-        window["committed"][:] = 0.0
-        window["time"][:] = 0.0
-        update_test(floor, steps)
+    cycles, steps = window["cycles"], window["steps"]
+    if cycles < WINDOW_CYCLES:
+        return False
+    plain = window["time"][NOTHING] / cycles * (window["requests"] / cycles)
+    for option in range(len(outcomes)):
+        time = window["tokens"] * window["time"][option]
+        steps[option] = time / (window["committed"][option] * plain)
+    window["cycles"] = window["requests"] = window["tokens"] = 0.0
+    window["committed"][:] = 0.0
+    window["time"][:] = 0.0
+    update_test(floor, steps)
+    return True
 
 
 class Floor:

@@ -2,8 +2,8 @@
 the effect is another in each session; chance is drawn from a seed.
 
 ``python -m tests.learner.evaluation.test_power`` prints the tables of decision 28: of the gate and
-its budget of regret where gains are many and small and losses rare and large, and of trials, whose
-labels may flatter.
+its budget of regret where gains are many and small and losses rare and large, with the
+floor's probation beside it, and of trials, whose labels may flatter.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from learner.evaluation.contest import MIN_GAIN, Regret
 from learner.evaluation.effect import FEWEST, FORETOLD, WIDTH, gain_effect
 from learner.release.comparison import SHARE, Comparison, Table
 from learner.settings import LearnerSettings
+from tests.decoder.test_probation import probation
 
 NOISE = 0.45
 """Standard deviation of a block's rate, relative: 37 to 54% were measured."""
@@ -186,24 +187,26 @@ STEPS = 40.0
 """Plain steps of a cluster."""
 
 
-def gate(gains: np.ndarray, each: int) -> tuple[int, float]:
+def gate(gains: np.ndarray, each: int) -> tuple[int, float, float]:
     """After how many sessions of ``each`` clusters a challenger passes, 0 if never; and what it
-    gains over the first policy from then on, until it is taken back."""
+    gains over the first policy from then on, until it is taken back by the budget of regret, and
+    what under the floor's probation."""
     votes = gains.reshape(-1, each).sum(axis=1)
     times = np.full(len(votes), STEPS * each)
     for n in range(FEWEST, len(votes) + 1):
         if gain_effect(votes[:n], times[:n]).low > 1.0 + MIN_GAIN:
             break
     else:
-        return 0, 0.0
+        return 0, 0.0, 0.0
+    served = np.tile(gains, 4)[n * each :]
     regret, gained = Regret(), 0.0
-    for gain in np.tile(gains, 4)[n * each :].tolist():
+    for gain in served.tolist():
         regret.scale(gain)
         regret.update(gain, STEPS)
         gained += gain
         if regret.behind > regret.budget:
             break
-    return n, gained
+    return n, gained, probation(served)[1]
 
 
 def test_a_budget_of_regret_bounds_what_rare_and_large_losses_cost() -> None:
@@ -211,7 +214,7 @@ def test_a_budget_of_regret_bounds_what_rare_and_large_losses_cost() -> None:
     for chance, loss in SKEWS[:2]:
         lost = draw.random((200, LENGTH)) < chance
         ends = [gate(row, 1) for row in np.where(lost, -loss, draw.uniform(0.0, 0.9, lost.shape))]
-        assert np.mean([gained for n, gained in ends if n]) > -2.0 * loss
+        assert np.mean([gained for n, gained, _ in ends if n]) > -2.0 * loss
 
 
 def _trials(runs: int) -> None:
@@ -238,7 +241,10 @@ def _trials(runs: int) -> None:
 
 def _gates(runs: int) -> None:
     """Of which all clusters but a few gain about 1 and the few lose all."""
-    print("\n| loss: chance, size | clusters a session | mean | passed | sessions | gained |")
+    print(
+        "\n| loss: chance, size | clusters a session | mean | passed | sessions | gained |", end=""
+    )
+    print(" on probation |")
     for chance, loss in [(0.0, 0.0), *SKEWS]:
         for each in (1, 8):
             for mean in (0.0, -0.2, 0.5):
@@ -247,11 +253,12 @@ def _gates(runs: int) -> None:
                 noise = draw.normal(0.0, 1.0, lost.shape) if not chance else 0.0
                 gains = draw.uniform(0.5, 1.5, lost.shape) + mean / (1.0 - chance) - (not chance)
                 ends = [gate(row, each) for row in np.where(lost, -loss, gains + noise)]
-                passed = [n for n, _ in ends if n]
+                passed = [n for n, *_ in ends if n]
                 print(
                     f"| {chance:.0%}, {loss:.1f} | {each} | {mean} | {len(passed) / runs:.1%} | "
                     f"{np.median(passed or [0]):.0f} | "
-                    f"{np.mean([g for n, g in ends if n] or [0.0]):.2f} |", flush=True,
+                    f"{np.mean([g for n, g, _ in ends if n] or [0.0]):.2f} | "
+                    f"{np.mean([p for n, _, p in ends if n] or [0.0]):.2f} |", flush=True,
                 )  # fmt: skip
 
 

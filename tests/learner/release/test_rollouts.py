@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from decoder.contracts.bundle import unpack
 from decoder.contracts.errors import BrokerError
-from decoder.contracts.topics import POLICY, TRIALS, policy_key
+from decoder.contracts.status import WorkerStatus
+from decoder.contracts.topics import POLICY, STATUS, TRIALS, policy_key
 from learner import lease
 from learner.evaluation.effect import UNKNOWN, Effect
 from learner.release import comparison
@@ -20,6 +21,7 @@ from learner.release.registry import Standing, digest_of
 from tests.conftest import until
 from tests.learner.conftest import Clock
 from tests.learner.stage import (
+    EVENTS,
     SERVED,
     WARNINGS,
     WINNER,
@@ -30,7 +32,7 @@ from tests.learner.stage import (
     won,
     work,
 )
-from tests.learner.stream import SCOPE, consume, produce, reported, step_until, stop
+from tests.learner.stream import SCOPE, batches, consume, produce, reported, step_until, stop
 
 pytestmark = WARNINGS
 
@@ -126,6 +128,35 @@ def test_one_that_is_forced_through_is_rolled_back_though_a_lease_is_lost_in_mid
     assert "rolled back from version 2: slower than version 1" in back["why"]
     assert forced["watch"] == "rolled back" and float(forced["watch_high"]) < 1.0
     assert not learner.rollouts.busy(SCOPE)
+
+
+@pytest.mark.parametrize("rollout", ["auto", "off"])
+def test_what_workers_went_back_from_is_taken_back_for_all(stage: Stage, rollout: str) -> None:
+    """The policy before comes back where it is watched, else the first one; a worker that went back
+    from an earlier champion says nothing of this one."""
+    learner = stage.learner(rollout)
+    step_until(learner, lambda: SCOPE in learner.scopes.awake and SCOPE in learner.rollouts.of)
+    step_until(learner, lambda: learner.scopes.awake[SCOPE].version == 1)
+    status = WorkerStatus(process="w", scope=SCOPE, time=1.0)
+    step_until(learner, lambda: learner.publisher.published.last(SCOPE) is not None)
+    before = learner.publisher.published.last(SCOPE).number
+    stage.registry.move(SCOPE, "champion", 2, "somebody", "it looks good")
+    step_until(learner, lambda: learner.publisher.published.last(SCOPE).version == 2)
+    step_until(learner, lambda: learner.scopes.awake[SCOPE].version == 2)
+    for number in (before, learner.publisher.published.last(SCOPE).number):
+        assert stage.standing.champion == 2
+        told = status.model_copy(update={"returned_from": number})
+        produce(stage.kafka, [told.model_dump_json().encode()], STATUS)
+        step_until(learner, lambda number=number: learner.workers.returned.get(SCOPE) == number)
+        for _ in range(5):
+            learner.step()
+    if rollout == "off":  # what is learned next brings the first policy
+        produce(stage.kafka, batches(EVENTS[200:400], first=20))
+    step_until(learner, lambda: stage.standing.champion != 2)
+    if rollout == "auto":
+        step_until(learner, stage.tagged(2, watch="rolled back"))
+        assert stage.standing.champion == 1 and "draft by draft" in stage.tags(1)["why"]
+    stop(learner)
 
 
 def test_a_persons_move_wins_and_ends_the_trial(stage: Stage) -> None:
