@@ -1,4 +1,4 @@
-"""``hvd``: the project's commands. Each does its imports when it is called."""
+"""``hvd``: the project's commands. Each imports what it needs when it is called."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from decoder.contracts.errors import HvdError
+from pipelines.options import Drafter, DType, Model
 from pipelines.policy.command import app as policy_app
 from pipelines.reports import print_json
 from pipelines.telemetry.cli import app as telemetry_app
@@ -24,9 +25,9 @@ from pipelines.telemetry.cli import app as telemetry_app
 app = typer.Typer(
     name="hvd",
     help=(
-        "Adaptive decoding for LLM serving: a worker chooses, cycle by cycle, between a draft "
-        "copied from a suffix cache and one of a draft model; a learner keeps learning the choice "
-        "from what was really accepted.\n\n"
+        "Adaptive decoding for LLM serving: in each cycle a worker chooses between a draft from a "
+        "suffix cache and one of a draft model; a learner keeps training the choice on accepted "
+        "lengths.\n\n"
         "Begin with [bold]hvd doctor[/bold], then [bold]hvd demo[/bold]."
     ),
     rich_markup_mode="rich",
@@ -43,8 +44,8 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    told: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which one.")
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -60,15 +61,11 @@ REPORTS = Path("reports/demo")
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
 def serve(
     context: typer.Context,
-    model: Annotated[
-        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
-    ] = None,
-    drafter: Annotated[
-        str | None, typer.Option(help="EAGLE3 head made for the model, or 'none'.")
-    ] = None,
+    model: Model = None,
+    drafter: Drafter = None,
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     host: str = "127.0.0.1",
-    dtype: Annotated[str, typer.Option(help="auto chooses what is fastest here.")] = "auto",
+    dtype: DType = "auto",
 ) -> None:
     """Serve one model with hybrid decoding: an OpenAI-compatible API.
 
@@ -82,9 +79,9 @@ def serve(
 
 @app.command()
 def learn() -> None:
-    """Learn from the draft events on Kafka until Ctrl-C; publishes better policies.
+    """Learn from the draft events on Kafka until Ctrl-C, and publish better policies.
 
-    One for all workers, beside them or elsewhere; 'hvd up' starts one itself.
+    One learner serves all workers; 'hvd up' starts one itself.
     Example: HVD_KAFKA_BOOTSTRAP_SERVERS=kafka:9092 hvd learn
     """
     from learner.__main__ import main as learner_main
@@ -97,15 +94,13 @@ def up(
     api_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     kafka_port: Annotated[int, typer.Option(min=1, max=65535)] = 9092,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
-    page_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Of the page that shows what it brings, live.")
-    ] = 8010,
+    page_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the live page.")] = 8010,
 ) -> None:
     """Start broker, registry, worker and learner, and keep them up until Ctrl-C.
 
-    A start takes one to three minutes. What ends is started again, and said.
-    Once all is ready it prints what to try first: a request, a page, a topic,
-    a rollback. Topics, versions and what was learned are kept for next time.
+    A start takes one to three minutes. Parts that end are restarted. When all
+    are ready, it prints what to try first. Topics, versions and the learner's
+    state are kept for the next start.
     Example: hvd up --page-port 8011
     """
     from pipelines.stack.running import Home, Ports
@@ -126,8 +121,8 @@ def demo(
 
     Needs no network, no GPU and no free port, and takes about nine minutes on
     two cores. A slow machine leaves phases out, and says which. At the end each
-    rule decodes the answers once more in virtual time. Exit status 1: a request
-    failed, an event was lost, or a part died; what could not be shown is said.
+    rule decodes the answers again in virtual time. Exit status 1: a request
+    failed, an event was lost, or a part died.
     Example: hvd demo --minutes 5
     """
     from pipelines.demo import run as whole
@@ -182,7 +177,7 @@ def model() -> None:
 for point in entry_points(group="hvd.commands"):  # the laboratory's
     try:
         further = point.load()
-    except AttributeError:  # what is installed is of before this command went
+    except AttributeError:  # the installed version still lists a removed command
         continue
     if isinstance(further, typer.Typer):
         app.add_typer(further, name=point.name)
@@ -194,15 +189,15 @@ UNWRITTEN: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EP
 
 
 def open_streams() -> None:
-    """Let all three standard streams exist, and take every letter.
+    """Make sure that all three standard streams are open and encode every character.
 
-    A file that is opened while one is closed would get its number, and whatever is printed. What a
-    stream's encoding lacks is shown as ``?``.
+    A file opened while one is closed would get its number, and receive what is printed. Characters
+    that an encoding lacks become ``?``.
     """
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # the lowest free number is taken, and kept by what we become
+        except OSError:  # the lowest free number is used; vLLM inherits it
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
@@ -212,10 +207,8 @@ def open_streams() -> None:
 
 
 def run() -> int:
-    """Run the command of this process; its exit status.
-
-    An error of ours or a package that is missing is one sentence and 2, Ctrl-C is 130.
-    """
+    """Run this process's command. Returns its exit status: 2 after an error of ours or for a
+    missing package, 130 after Ctrl-C."""
     try:
         app(prog_name="hvd")
     except SystemExit as left:
@@ -226,7 +219,7 @@ def run() -> int:
     except ModuleNotFoundError as error:
         err.print(
             f"{error.name or error} is not installed: pip install "
-            "'hybrid-verified-decoding[service]' brings what every command takes, but for vLLM.",
+            "'hybrid-verified-decoding[service]' installs what all commands need, except vLLM.",
             markup=False,
             highlight=False,
             soft_wrap=True,
@@ -235,10 +228,10 @@ def run() -> int:
 
 
 def main() -> None:
-    """Entry point: :func:`run`, with streams that may be closed, full or read by nobody."""
+    """Entry point: :func:`run`, with streams that may be closed, full, or without a reader."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            # the same way out as Ctrl-C: everything started is stopped
+            # as Ctrl-C: everything started is stopped
             signal.signal(number, signal.default_int_handler)
     open_streams()
     try:
@@ -247,8 +240,8 @@ def main() -> None:
     except OSError as error:
         if error.filename is not None or error.errno not in UNWRITTEN:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is left of it
-        status = 1  # as a reader that has enough, such as head, ends it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for remaining output
+        status = 1  # a reader such as head has closed it
         if error.errno != errno.EPIPE:
             status = 2
             with suppress(OSError):

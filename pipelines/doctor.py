@@ -1,4 +1,4 @@
-"""``hvd doctor``: what this machine and this environment lack, and how to mend each."""
+"""``hvd doctor``: problems of this machine and environment, each with a fix."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ PINS: Final = {
     "kafka-python": "3.0.12",
     "numpy": "2.3.5",
 }
-"""What the lock files install; ``tests/pipelines`` keeps the two equal."""
+"""Versions in the lock files; a test in ``tests/pipelines`` keeps them equal."""
 EXTRAS: Final = {"torch": "worker", "transformers": "worker", "mlflow": "learner"}
-"""What brings them beside a vLLM of one's own."""
+"""Extras that install them beside an existing vLLM."""
 
 
 LARGEST: Final = "max.message.bytes"
 LARGEST_BYTES: Final = 1_000_000
-"""Some less than Kafka's own: records of events and most policies are smaller, all are not."""
+"""Slightly less than Kafka's default. Records of events and most policies are smaller."""
 IN_SYNC: Final = "min.insync.replicas"
 
 
@@ -52,12 +52,12 @@ SHARED: Final = {
     "client": "requests draft from each other's output if their clients name one tenant",
     "shared": "all requests draft from each other's output",
 }
-"""By who says whose a request is."""
+"""By who assigns requests to tenants."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. ``blocks`` says whether a worker cannot serve because of it."""
+    """One finding; ``blocks``: it keeps a worker from serving."""
 
     name: str
     ok: bool
@@ -74,17 +74,17 @@ def _installed(name: str) -> str | None:
 
 
 def package(name: str, pin: str) -> Check:
-    """One package against its pin; a local part such as ``+cpu`` does not count."""
-    found = _installed(name)
-    ok = found is not None and found.split("+")[0] == pin
+    """A package's version against its pin; a local part such as ``+cpu`` is ignored."""
+    installed = _installed(name)
+    ok = installed is not None and installed.split("+")[0] == pin
     extra = f"[{EXTRAS[name]}]" if name in EXTRAS else ""
     fix = f"make setup (installs {name} {pin}), or pip install 'hybrid-verified-decoding{extra}'"
     needed = EXTRAS.get(name) != "learner"
-    return Check(name, ok, found or "not installed", fix, blocks=found is None and needed)
+    return Check(name, ok, installed or "not installed", fix, blocks=installed is None and needed)
 
 
 def vllm() -> Check:
-    """A vLLM that the plugin knows, in all that it touches of it."""
+    """A vLLM version that the plugin supports, with the code that it relies on."""
     from decoder.engines.vllm import contract
 
     fix = f"make setup, or install vllm {' or '.join(contract.SUPPORTED)}"
@@ -97,22 +97,22 @@ def vllm() -> Check:
 
 
 def processor() -> Check:
-    """Which number format serving will use."""
+    """The number format that serving uses."""
     if machine.has_accelerator():
         return Check("processor", True, "CUDA device: the model's own dtype is used")
     flags = machine.cpu_flags()
     ok = "avx2" in flags or platform.machine() != "x86_64"
-    found = f"{machine.named_flags(', ')}: serving in {machine.serving_dtype(flags)}"
-    return Check("processor", ok, found, "a processor with AVX2 is needed by vLLM's CPU build")
+    text = f"{machine.named_flags(', ')}: serving in {machine.serving_dtype(flags)}"
+    return Check("processor", ok, text, "a processor with AVX2 is needed by vLLM's CPU build")
 
 
 def kafka() -> Check:
-    """The broker the environment names, or the embedded one."""
+    """The broker that the environment names, or the embedded one."""
     if broker.VARIABLE not in os.environ:
-        found = _installed("noida-db")
+        installed = _installed("noida-db")
         fix = f"for hvd up and hvd demo: make setup, or set {broker.VARIABLE}"
-        told = f"embedded, noida-db {found or 'missing'}"
-        return Check("broker", found is not None, told, fix, blocks=False)
+        text = f"embedded, noida-db {installed or 'missing'}"
+        return Check("broker", installed is not None, text, fix, blocks=False)
     try:
         settings = KafkaSettings.load()
     except SettingsError as error:
@@ -121,65 +121,65 @@ def kafka() -> Check:
 
 
 def _service(name: str, address: str, ok: bool, variable: str) -> Check:
-    found = f"{address} {'answers' if ok else 'does not answer'}"
-    return Check(name, ok, found, f"start it, correct {variable}, or unset it")
+    text = f"{address} {'answers' if ok else 'does not answer'}"
+    return Check(name, ok, text, f"start it, correct {variable}, or unset it")
 
 
 def topics() -> Check:
-    """The topics on the broker that the environment names, as they are set."""
+    """The settings of the topics on the broker that the environment names."""
     if broker.VARIABLE not in os.environ:
         return Check("topics", True, "made with the stack")
     try:
-        found = harmful(KafkaSettings.load())
+        harms = harmful(KafkaSettings.load())
     except BrokerAway:
-        return Check("topics", True, "not looked at: the broker does not answer")
+        return Check("topics", True, "not checked: the broker does not answer")
     except HvdError as error:
-        found = [str(error)]
+        harms = [str(error)]
     fix = "kafka-configs.sh --alter, or python -m learner.topics deploy/kafka/topics.toml"
-    return Check("topics", not found, "; ".join(found) or "do no harm", fix, blocks=False)
+    return Check("topics", not harms, "; ".join(harms) or "settings are fine", fix, blocks=False)
 
 
 def harmful(kafka: KafkaSettings) -> list[str]:
-    """A sentence for each of our topics that is set so that it does harm, or is missing where
-    others are there; changes nothing.
+    """A sentence for each of our topics with a harmful setting, or that is missing while others
+    exist. Changes nothing.
 
     Raises:
         BrokerError: the broker is away, or refuses.
     """
     with admin_client(kafka, REQUEST_MS) as admin:
         names = set(admin.list_topics())
-        there = [topic for topic in TOPICS if topic.name in names]
-        if not there:
+        existing = [topic for topic in TOPICS if topic.name in names]
+        if not existing:
             return []
-        told = settings_of(admin, there)
+        configs = settings_of(admin, existing)
         replicas = {
             each["name"]: min((len(p["replica_nodes"]) for p in each["partitions"]), default=1)
-            for each in admin.describe_topics([topic.name for topic in there])
+            for each in admin.describe_topics([topic.name for topic in existing])
         }
-    found = [f"{t.name} is missing: start a learner" for t in TOPICS if t not in there]
-    for topic in there:
-        found += _harms(topic, replicas[topic.name], told.get(topic.name, {}))
-    return found
+    sentences = [f"{t.name} is missing: start a learner" for t in TOPICS if t not in existing]
+    for topic in existing:
+        sentences += _harms(topic, replicas[topic.name], configs.get(topic.name, {}))
+    return sentences
 
 
-def _harms(topic: Topic, replicas: int, told: Mapping[str, str]) -> Iterator[str]:
-    name, cleanup = topic.name, told.get(CLEANUP, topic.cleanup)
+def _harms(topic: Topic, replicas: int, config: Mapping[str, str]) -> Iterator[str]:
+    name, cleanup = topic.name, config.get(CLEANUP, topic.cleanup)
     if cleanup != topic.cleanup:
-        what = "forgets what is served" if topic.compacted else "keeps one record of each worker"
+        what = "loses serving policies" if topic.compacted else "keeps one record of each worker"
         yield f"{name} has {CLEANUP}={cleanup} and {what}: set {topic.cleanup}"
-    kept = int(told.get(RETENTION, "-1"))
-    if topic is DRAFTS and 0 <= kept < SHORT_MS:
-        yield f"{name} has {RETENTION}={kept}: a learner away for longer loses events"
-    largest = int(told.get(LARGEST, LARGEST_BYTES))
+    retention = int(config.get(RETENTION, "-1"))
+    if topic is DRAFTS and 0 <= retention < SHORT_MS:
+        yield f"{name} has {RETENTION}={retention}: a learner away for longer loses events"
+    largest = int(config.get(LARGEST, LARGEST_BYTES))
     if largest < LARGEST_BYTES:
         yield f"{name} has {LARGEST}={largest} and refuses larger records: set 1048576 at least"
-    needed = int(told.get(IN_SYNC, "1"))
+    needed = int(config.get(IN_SYNC, "1"))
     if needed > replicas:
         yield f"{name} has {IN_SYNC}={needed} and {replicas} replicas: it takes no record"
 
 
 def registry() -> Check:
-    """The registry the environment names, or the one the stack starts."""
+    """The registry that the environment names, or the one the stack starts."""
     uri = os.environ.get(TRACKING_VARIABLE)
     if not uri:
         fix = f"for hvd up, a learner and hvd policy: make setup, or set {TRACKING_VARIABLE}"
@@ -188,8 +188,8 @@ def registry() -> Check:
     if not uri.startswith("http"):
         return Check("registry", True, masked(uri))
     ok, proxy = responds(f"{uri.rstrip('/')}/health"), proxy_of(uri)
-    asked = masked(f"{uri}, asked by the proxy {proxy}," if proxy else uri)
-    return _service("registry", asked, ok, TRACKING_VARIABLE)
+    address = masked(f"{uri}, asked by the proxy {proxy}," if proxy else uri)
+    return _service("registry", address, ok, TRACKING_VARIABLE)
 
 
 def model() -> Check:
@@ -209,21 +209,21 @@ def model() -> Check:
 
 
 def tenants() -> Check:
-    """Which requests draft from each other's text, where ``hvd serve`` serves."""
+    """Which requests may draft from each other's text under ``hvd serve``."""
     try:
         settings = WorkerSettings.load()
         key = key_of(settings)
     except SettingsError as error:
         return Check("tenants", False, str(error), "correct the setting (docs/security.md)")
     source = os.environ.get("HVD_WORKER_TENANTS", "middleware")
-    found = f"{SHARED[source]}; names are hashed under "
-    found += "the operator's key" if key else f"a new key at each start (set {VARIABLE})"
+    text = f"{SHARED[source]}; names are hashed under "
+    text += "the operator's key" if key else f"a new key at each start (set {VARIABLE})"
     fix = "unset HVD_WORKER_TENANTS, unless all clients may see each other's text"
-    return Check("tenants", source == "middleware", found, fix, blocks=False)
+    return Check("tenants", source == "middleware", text, fix, blocks=False)
 
 
 def shared_memory() -> Check:
-    """Room for an engine's lock, without which none starts, and for several ranks."""
+    """Space for an engine's lock, without which none starts, and for several ranks."""
     for ranks in (1, 2):
         try:
             machine.check_shared_room(ranks)
@@ -234,7 +234,7 @@ def shared_memory() -> Check:
 
 
 def examine() -> list[Check]:
-    """Every check, in the order in which one would mend things."""
+    """All checks, in the order in which to fix them."""
     packages = [package(name, pin) for name, pin in PINS.items()]
     others = vllm, processor, shared_memory, kafka, topics, registry, model, tenants
     return [*packages, *(check() for check in others)]

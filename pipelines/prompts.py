@@ -1,8 +1,8 @@
-"""Prompts of files: what one is, reading them from JSON Lines, and turning them into token ids.
+"""Prompts: reading them from JSON Lines, and tokenising them.
 
-A folder holds one file a dataset, ``<dataset>.jsonl``; a line is an object with ``messages`` (a
-list of ``role`` and ``content``) and, where it applies, ``id`` and ``family``. Whatever is wrong
-with a line, a file or a name becomes one sentence in ``problems``, and all else is still read.
+A folder has one file for each dataset, ``<dataset>.jsonl``. A line is an object with ``messages``
+(a list of ``role`` and ``content``) and optional ``id`` and ``family``. Problems with a line, file
+or name become sentences in ``problems``; the rest is read.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """All messages as plain text, one after another."""
+        """All messages as plain text."""
         return "\n\n".join(m["content"] for m in self.messages)
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The prompts of one dataset, in the order in which they are drawn from."""
+    """The prompts of one dataset, in order."""
 
     name: str
     family: str
@@ -45,17 +45,17 @@ class PromptSet:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A prompt as the target reads it."""
+    """A prompt as token ids of the target."""
 
     prompt: Prompt
     ids: tuple[int, ...]
 
 
 def read_folder(folder: Path, names: Sequence[str], problems: list[str]) -> Iterator[PromptSet]:
-    """The prompt sets of ``folder``, by name; ``names`` limits them, none means all.
+    """The prompt sets of ``folder``, or those in ``names``.
 
     Raises:
-        SettingsError: there is no such folder, or nothing in it ends in ``.jsonl``.
+        SettingsError: there is no such folder, or it has no ``.jsonl`` file.
     """
     files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
     if not files:
@@ -66,13 +66,13 @@ def read_folder(folder: Path, names: Sequence[str], problems: list[str]) -> Iter
             problems.append(f"dataset {name!r} left out: there is no {folder / name}.jsonl.")
     for name, path in files.items():
         if not names or name in names:
-            found = read_file(path, problems)
-            if found is not None:
-                yield found
+            prompts = read_file(path, problems)
+            if prompts is not None:
+                yield prompts
 
 
 def read_file(path: Path, problems: list[str]) -> PromptSet | None:
-    """The prompts of one file; None when it holds none that can be used."""
+    """The prompts of one file; None if none is usable."""
     prompts: dict[str, Prompt] = {}
     try:
         lines = path.read_bytes().splitlines()
@@ -101,7 +101,7 @@ def parse(record: Any, dataset: str, number: int) -> Prompt:
     """A prompt from one decoded line.
 
     Raises:
-        ValueError: with what is missing or of the wrong kind.
+        ValueError: with what is missing or of the wrong type.
     """
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
@@ -125,11 +125,10 @@ def parse(record: Any, dataset: str, number: int) -> Prompt:
 
 
 def tokenise(prompt: Prompt, tokenizer: Any) -> TokenPrompt:
-    """``prompt`` as token ids, in the target's chat template or, where there is none, as plain
-    text.
+    """``prompt`` as token ids, by the target's chat template, or as plain text without one.
 
     Raises:
-        ValueError: the template refuses these messages, or nothing is left of them.
+        ValueError: the template refuses these messages, or the result is empty.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         ids = tokenizer(prompt.text)["input_ids"]
@@ -138,54 +137,59 @@ def tokenise(prompt: Prompt, tokenizer: Any) -> TokenPrompt:
             ids = tokenizer.apply_chat_template(
                 list(prompt.messages), add_generation_prompt=True, return_dict=False
             )
-        except Exception as error:  # templates raise errors of their own kind
+        except Exception as error:  # templates raise errors of many types
             raise ValueError(f"the chat template refuses it: {error}") from error
     if not ids:
         raise ValueError("the prompt is empty")
     return TokenPrompt(prompt, tuple(int(i) for i in ids))
 
 
-def fit(prompt: TokenPrompt, room: int, too_long: TooLong) -> TokenPrompt:
-    """``prompt`` within ``room`` tokens.
-
-    Truncation takes tokens out of the middle, so that the instruction and the end of the template
-    stay: what LongBench does with documents that do not fit.
+def fit(prompt: TokenPrompt, budget: int, too_long: TooLong) -> TokenPrompt:
+    """``prompt`` cut to ``budget`` tokens. Truncation removes the middle; the instruction and the
+    end of the template stay, as LongBench does.
 
     Raises:
-        ValueError: it is longer, and ``too_long`` says to skip it.
+        ValueError: it is longer, and ``too_long`` is "skip".
     """
     length = len(prompt.ids)
-    if length <= room:
+    if length <= budget:
         return prompt
-    if too_long == "skip" or room < 2:
-        raise ValueError(f"its {length} tokens are more than the {max(room, 0)} there is room for")
-    head = room // 2
-    ids = prompt.ids[:head] + prompt.ids[length - (room - head) :]
+    if too_long == "skip" or budget < 2:
+        raise ValueError(
+            f"its {length} tokens are more than the {max(budget, 0)} there is budget for"
+        )
+    head = budget // 2
+    ids = prompt.ids[:head] + prompt.ids[length - (budget - head) :]
     return replace(prompt, ids=ids)
 
 
 def fitting(
-    found: PromptSet, tokenizer: Any, room: int, too_long: TooLong, problem: Callable[[str], None]
+    prompts: PromptSet,
+    tokenizer: Any,
+    budget: int,
+    too_long: TooLong,
+    problem: Callable[[str], None],
 ) -> Iterator[TokenPrompt]:
-    """The prompts of a set that can be read and fit into ``room`` tokens, in their order.
+    """The prompts of a set that can be tokenised and fit into ``budget`` tokens, in order.
 
-    ``problem`` is told of each that cannot be read and, once no more are drawn, how many were too
-    long.
+    Args:
+        problem: called with a sentence for each unusable prompt, and at the end with the number of
+            prompts that were too long.
     """
     longer = 0
     try:
-        for prompt in found.prompts:
+        for prompt in prompts.prompts:
             try:
                 read = tokenise(prompt, tokenizer)
             except ValueError as error:
-                problem(f"{found.name}: prompt {prompt.id} skipped: {error}.")
+                problem(f"{prompts.name}: prompt {prompt.id} skipped: {error}.")
                 continue
             try:
-                fitted = fit(read, room, too_long)
+                fitted = fit(read, budget, too_long)
             except ValueError:
                 longer += 1
                 continue
             yield fitted
     finally:
         if longer:
-            problem(f"{found.name}: prompts of more than {room} tokens, left out: {longer}.")
+            problem(f"{prompts.name}: prompts of more than {budget} tokens, left out: {longer}.")

@@ -1,5 +1,5 @@
-"""What a command hands to other programs: JSON on standard output, or files that appear whole. And
-how far long work is: a bar for who looks at a terminal, elsewhere a line now and then."""
+"""Output of commands: JSON, files that are written atomically, and progress as a bar or as
+lines."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from decoder.contracts.errors import SettingsError
 
 
 def print_json(value: Any) -> None:
-    """``value`` as JSON on standard output."""
+    """Print ``value`` as JSON."""
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
 def complain(console: Console, sentences: Iterable[str]) -> None:
-    """What is amiss, a line each."""
+    """Print problems, a line each."""
     for sentence in sentences:
         console.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)
 
 
 def write_json(value: Any, path: Path) -> None:
-    """Let ``path`` hold ``value`` as JSON.
+    """Write ``value`` to ``path`` as JSON.
 
     Raises:
         SettingsError: it cannot be written.
@@ -38,7 +38,7 @@ def write_json(value: Any, path: Path) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Let ``path`` hold ``text``; the folders above it are made.
+    """Write ``text`` to ``path``; creates its folders.
 
     Raises:
         SettingsError: it cannot be written.
@@ -54,7 +54,7 @@ def write_text(text: str, path: Path) -> None:
 
 
 def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a file beside ``path``, which takes its place once it is on the disk.
+    """Let ``write`` make a file that replaces ``path`` once it is on disk.
 
     Raises:
         OSError: the disk refuses.
@@ -66,20 +66,18 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     finally:
-        part.unlink(missing_ok=True)  # half of one would fill a full disk further
+        part.unlink(missing_ok=True)  # a partial file would fill a full disk
 
 
 Step = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
+"""Called with what is being done, how much of it is done, and how much there is."""
 
-LINE_SECONDS: Final = 30.0
-"""Between two lines where no bar can be drawn; what takes less time says nothing."""
-PACE_SECONDS: Final = 600.0
-"""The time that is left is told by the pace of the last so many."""
+LINE_SECONDS: Final = 30.0  # between two lines if there is no terminal; shorter work prints none
+PACE_SECONDS: Final = 600.0  # the remaining time is estimated from the pace of the last seconds
 
 
 class Shown:
-    """What is under way, and how much of it is done, on ``console``."""
+    """Shows progress on ``console``."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -105,9 +103,8 @@ class Shown:
         self._bar.stop()
 
     def step(self, what: str, done: float, whole: float) -> None:
-        """Show that ``done`` of ``whole`` is done; less than before, or of another whole, is a new
-        stage with a pace of its own.
-        """
+        """Show that ``done`` of ``whole`` is done; less than before, or of another whole, starts a
+        new stage."""
         task = self._bar.tasks[0]
         if whole != task.total or done < task.completed:
             self._bar.reset(self._task, total=whole)
@@ -117,5 +114,5 @@ class Shown:
             self._told = now
             left = self._bar.tasks[0].time_remaining
             about = f", about {max(1, round(left / 60))} min left" if left else ""
-            said = f"{what}: {done:,.0f} of {whole:,.0f}{about}"
-            self._console.print(said, markup=False, highlight=False, soft_wrap=True)
+            line = f"{what}: {done:,.0f} of {whole:,.0f}{about}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)

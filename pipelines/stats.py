@@ -1,8 +1,7 @@
-"""Figures that every benchmark makes alike; None where there is nothing to make one of.
+"""Statistics shared by all benchmarks; a figure that cannot be computed is None.
 
-Rates are compared by pairs: the same prompt, session or stretch of time under two methods. The
-interval of their ratio is the percentile bootstrap's, which draws the pairs anew (Efron and
-Tibshirani 1993, chapter 13).
+Rates are compared in pairs: the same prompt, session or time window under two methods. The interval
+of their ratio is the percentile bootstrap's over pairs (Efron and Tibshirani 1993, chapter 13).
 """
 
 from __future__ import annotations
@@ -15,17 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Spent = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Tokens [n] of each of n prompts, and the time [n] that they took."""
+"""Tokens [n] of each of n prompts, and the time [n] they took."""
 
 DRAWS: Final = 2000
 SEED: Final = 42
-LOOP: Final = 32
-"""An output in which a run of this many tokens comes twice is one that loops."""
+LOOP: Final = 32  # an output loops if it repeats a run of this many tokens
 
 
 def interval(mine: Spent, theirs: Spent) -> tuple[float, float] | None:
-    """95% interval of the ratio of both rates, prompts drawn anew in pairs; None of fewer than two,
-    or where nothing was decoded."""
+    """95% bootstrap interval of the ratio of two rates, resampling pairs of prompts. None for fewer
+    than two prompts, or if nothing was decoded."""
     n = len(mine[0])
     if n < 2:
         return None
@@ -39,40 +37,40 @@ def interval(mine: Spent, theirs: Spent) -> tuple[float, float] | None:
 
 
 def columns(pairs: Iterable[tuple[float, float]]) -> Spent:
-    """What came as pairs of tokens and time, as columns."""
+    """Pairs of tokens and time, as columns."""
     tokens, time = np.array(list(pairs), float).reshape(-1, 2).T
     return tokens, time
 
 
 def rate(pairs: Iterable[tuple[float, float]]) -> float | None:
-    """Tokens a second over all pairs of tokens and microseconds."""
+    """Tokens a second over pairs of tokens and microseconds."""
     tokens, time = columns(pairs)
     return over(1e6 * float(tokens.sum()), float(time.sum())) or None
 
 
 def over(part: float | None, whole: float | None) -> float | None:
-    """``part`` divided by ``whole``, if that is not 0."""
+    """``part / whole``, or None if ``whole`` is 0."""
     return None if part is None or not whole else part / whole
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """Of those ``values`` that are known."""
+    """Median of the ``values`` that are not None."""
     known = [v for v in values if v is not None]
     return float(np.median(known)) if known else None
 
 
 def loops(tokens: Sequence[int]) -> bool:
-    """Whether ``tokens`` hold the same run of ``LOOP`` tokens twice, overlapping or not."""
+    """Whether ``tokens`` repeat a run of ``LOOP`` tokens, overlapping or not."""
     runs = [tuple(tokens[start : start + LOOP]) for start in range(len(tokens) - LOOP + 1)]
     return len(set(runs)) < len(runs)
 
 
 @dataclass(frozen=True)
 class Against:
-    """Rate over that of the picked rivals, with its 95% interval over prompts; ``rivals`` are what
-    was best on the prompts in odd places, and so stands against those in even ones, and the other
-    way round. A rival that is picked on the very prompts it is compared on has chance on its side:
-    of ten rules that are equally good, one is always ahead.
+    """The ratio of a rate to the best rivals', with its 95% interval over prompts.
+
+    ``rivals`` are the best on the odd prompts, compared on the even ones, and the reverse. A rival
+    chosen on the prompts it is compared on is favoured by chance.
     """
 
     ratio: float
@@ -82,9 +80,8 @@ class Against:
 
 
 def against_best(mine: Spent, rules: Mapping[str, Spent]) -> Against | None:
-    """``mine`` over the best of ``rules`` on the same prompts; None of fewer than two prompts, or
-    where nothing was decoded.
-    """
+    """``mine`` over the best of ``rules`` on the same prompts. None for fewer than two prompts, or
+    if nothing was decoded."""
     n = len(mine[0])
     if n < 2 or not rules:
         return None
@@ -94,11 +91,11 @@ def against_best(mine: Spent, rules: Mapping[str, Spent]) -> Against | None:
         np.where(even, of_even, of_odd)
         for of_even, of_odd in zip(rules[picked[0]], rules[picked[1]], strict=True)
     )
-    found = interval(mine, (tokens, time))
-    if found is None:
+    bounds = interval(mine, (tokens, time))
+    if bounds is None:
         return None
     ratio = float(mine[0].sum() / mine[1].sum() / (tokens.sum() / time.sum()))
-    return Against(ratio, *found, (picked[0], picked[1]))
+    return Against(ratio, *bounds, (picked[0], picked[1]))
 
 
 def _best(rules: Mapping[str, Spent], part: NDArray[np.bool_]) -> str:

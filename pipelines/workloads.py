@@ -1,6 +1,6 @@
-"""Workloads: real prompts made from what every machine has, Python's own standard library.
+"""Workloads: prompts made from Python's standard library, which every machine has.
 
-Six kinds, each a dataset of :class:`pipelines.prompts.Prompt`, endless and deterministic:
+Six kinds, each an endless and deterministic stream of :class:`pipelines.prompts.Prompt`:
 
 ========  =====================================================  =============
 kind      what the user asks for                                 cache drafts
@@ -10,11 +10,11 @@ tools     answer with one JSON tool call out of a list of tools  templated
 qa        answer from a documentation page shown in the prompt   quoted
 code      write a new function from a description                short
 chat      explain, list, tell                                    rare
-records   report on an order, as on two others, by its number    broken off
+records   report on an order, as on two others, by its number    rejected
 ========  =====================================================  =============
 
-Every prompt belongs to one side of a fixed split: what the drafter is trained on (``train``)
-is never what a demo, a test or a benchmark measures (``heldout``).
+The drafter is trained on one split (``train``); demos, tests and benchmarks use the other
+(``heldout``).
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from pipelines.prompts import Message, Prompt, PromptSet
 
 Split = Literal["train", "heldout"]
 
-HELDOUT_IN_TEN = 3
-"""Share of source functions, in tenths, kept apart for demos, tests and benchmarks."""
+HELDOUT_IN_TEN = 3  # held-out share of the source functions, in tenths
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Function:
 
     @property
     def split(self) -> Split:
-        """The side it belongs to, fixed by a hash of its name."""
+        """The split, by a hash of its name."""
         digest = hashlib.sha256(f"{self.module}.{self.name}".encode()).digest()
         return "heldout" if digest[0] % 10 < HELDOUT_IN_TEN else "train"
 
@@ -61,7 +60,7 @@ def _functions_of(path: Path) -> Iterator[Function]:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
         lines = text.encode().split(b"\n")
-    except (SyntaxError, UnicodeDecodeError):  # the library ships files that are broken on purpose
+    except (SyntaxError, UnicodeDecodeError):  # some files are broken on purpose
         return
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef):
@@ -69,7 +68,7 @@ def _functions_of(path: Path) -> Iterator[Function]:
         begin, end = node.lineno - 1, node.end_lineno or node.lineno
         if not 5 <= end - 1 - begin <= 28:
             continue
-        # what ast.get_source_segment returns, which splits the whole file anew at every call
+        # as ast.get_source_segment, which splits the whole file at every call
         body = [lines[begin][node.col_offset :], *lines[begin + 1 : end - 1]]
         source = b"\n".join([*body, lines[end - 1][: node.end_col_offset]]).decode()
         if len(source) > 1100:
@@ -83,8 +82,8 @@ def _functions_of(path: Path) -> Iterator[Function]:
 def standard_library_functions(split: Split) -> tuple[Function, ...]:
     """All functions of 6 to 29 lines in the standard library's top-level modules, in file order."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = itertools.chain.from_iterable(_functions_of(p) for p in sorted(root.glob("*.py")))
-    return tuple(f for f in found if f.split == split)
+    functions = itertools.chain.from_iterable(_functions_of(p) for p in sorted(root.glob("*.py")))
+    return tuple(f for f in functions if f.split == split)
 
 
 def _user(text: str) -> tuple[Message, ...]:
@@ -158,7 +157,7 @@ _TOPICS = tuple(
 
 
 def _topics(split: Split) -> tuple[str, ...]:
-    """Topics of ``split``: the last fifteen are held out."""
+    """Topics of ``split``; the last fifteen are held out."""
     return _TOPICS[-15:] if split == "heldout" else _TOPICS[:-15]
 
 
@@ -198,12 +197,12 @@ _STEPS = (
 
 
 def _records(rng: random.Random, functions: tuple[Function, ...]) -> tuple[Message, ...]:
-    """Every copy of an earlier report breaks off at the number of the next order."""
+    """Every copy of an earlier report is rejected at the next order's number."""
     steps, orders = rng.sample(_STEPS, len(_STEPS)), rng.sample(range(1000, 10_000), 3)
     asked = [_user(f"Report on order {order}.") for order in orders]
-    told = [" ".join(f"Order {order} was {step}." for step in steps) for order in orders]
-    shown = [({"role": "assistant", "content": report},) for report in told]
-    return (*asked[0], *shown[0], *asked[1], *shown[1], *asked[2])
+    reports = [" ".join(f"Order {order} was {step}." for step in steps) for order in orders]
+    answers = [({"role": "assistant", "content": report},) for report in reports]
+    return (*asked[0], *answers[0], *asked[1], *answers[1], *asked[2])
 
 
 Maker = Callable[[random.Random, tuple[Function, ...]], tuple[Message, ...]]
@@ -215,19 +214,19 @@ MAKERS: dict[str, Maker] = {
     "records": _records,
 }
 WORKLOADS = ("edits", "tools", "qa", "code", "chat")
-"""Those that are drawn on where none is named; records are made to mislead."""
+"""The default workloads; records are made to mislead."""
 
 
 def interleaved(
     workloads: Sequence[str] = WORKLOADS, split: Split = "heldout", seed: int = 42
 ) -> Iterator[Prompt]:
-    """Endless stream of the prompts of several workloads, by turns."""
+    """Endless, alternating stream of several workloads' prompts."""
     streams = [prompts(workload, split, seed) for workload in workloads]
     return itertools.chain.from_iterable(zip(*streams, strict=True))
 
 
 def prompts(workload: str, split: Split = "heldout", seed: int = 42) -> Iterator[Prompt]:
-    """Endless stream of prompts of one workload; the same arguments give the same stream.
+    """Endless stream of one workload's prompts, determined by the arguments.
 
     Raises:
         ValueError: there is no such ``workload``.
@@ -246,8 +245,8 @@ def prompts(workload: str, split: Split = "heldout", seed: int = 42) -> Iterator
 
 
 def prompt_sets(names: Sequence[str], count: int, problems: list[str]) -> Iterator[PromptSet]:
-    """``count`` held-out prompts of each workload of ``names``, none means all; a name that is none
-    of :data:`WORKLOADS` becomes a sentence in ``problems``."""
+    """``count`` held-out prompts of each workload of ``names``, by default of all; unknown names
+    become sentences in ``problems``."""
     for name in names or WORKLOADS:
         if name in WORKLOADS:
             yield PromptSet(name, name, tuple(itertools.islice(prompts(name), count)))

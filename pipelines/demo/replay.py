@@ -1,9 +1,8 @@
-"""The demo's own answers, decoded once more by every rule in virtual time.
+"""Decodes the demo's own answers again by every rule, in virtual time.
 
-Each rule decodes the same text, one request at a time, and pays for each step what the worker
-measured that steps of so many tokens take: no clock's noise, and no luck of who got which text.
-What a model draft has accepted is drawn, once for all rules, from the curve that the worker's own
-model drafts showed in the phase. Prompts and answers stay in memory.
+Each rule decodes the same text, one request at a time, at the step times that the worker measured,
+so there is no measurement noise. A model draft's acceptance is drawn, once for all rules, from the
+curve that the worker's model drafts showed in the phase. Prompts and answers stay in memory.
 """
 
 from __future__ import annotations
@@ -23,32 +22,30 @@ from decoder.policy.pricing import CostTable
 from decoder.settings import WorkerSettings
 from pipelines import stats
 from pipelines.embedded import load_tokenizer
-from pipelines.replay.engine import Simulator, Trace, drawn_by_place
+from pipelines.replay.engine import Simulator, Trace, drawn_by_position
 from pipelines.replay.rules import ALONE, HYBRID, spent_by_rule
 from pipelines.reports import Step
 from pipelines.watch.ledger import Ledger, Phase
 
 SEED: Final = 42
-FEWEST: Final = 4
-"""Answers of a kind of traffic from which an interval is drawn."""
-Answers = Mapping[str, Sequence[Trace]]
-"""Prompts and answers by the name of their phase, in the order in which they were answered."""
+FEWEST: Final = 4  # fewest answers of a kind of traffic for an interval
+Answers = Mapping[str, Sequence[Trace]]  # prompts and answers by phase, in the order of answering
 
 
 def cost_table(statuses: Sequence[WorkerStatus], settings: WorkerSettings) -> CostTable:
-    """What a worker said that steps and drafting cost, microseconds: the median over its
-    ``statuses``, since one that followed a stall is off.
+    """The costs of steps and drafting that a worker measured, in microseconds: medians over its
+    ``statuses``, since one after a stall is an outlier.
 
     Raises:
         ValueError: it has measured nothing.
     """
-    told = [s for s in statuses if "1" in s.step_us]
-    sizes = sorted({int(tokens) for s in told for tokens in s.step_us})
+    measured = [s for s in statuses if "1" in s.step_us]
+    sizes = sorted({int(tokens) for s in measured for tokens in s.step_us})
     times = [
-        max(float(np.median([s.step_us.get(str(n), s.step_us["1"]) for s in told])), 1.0)
+        max(float(np.median([s.step_us.get(str(n), s.step_us["1"]) for s in measured])), 1.0)
         for n in sizes
     ]
-    drafting = float(np.median([s.draft_us for s in told])) if told else 0.0
+    drafting = float(np.median([s.draft_us for s in measured])) if measured else 0.0
     return CostTable(
         "measured", tuple(sizes), tuple(accumulate(times, max)),
         draft_token_us=drafting / settings.model_draft_tokens,
@@ -56,11 +53,11 @@ def cost_table(statuses: Sequence[WorkerStatus], settings: WorkerSettings) -> Co
 
 
 def policy_of(ledger: Ledger, phases: Sequence[Phase]) -> Policy:
-    """The policy that decided most cache drafts of ``phases``; the first policy where none did, or
-    what it was is not known any more."""
+    """The policy that decided most cache drafts of ``phases``; the first policy if none did or it
+    is unknown."""
     drafts: dict[int, int] = {}
     for phase in phases:
-        for version, seen in ledger.foresight(phase.began, phase.ended).items():
+        for version, seen in ledger.calibration(phase.began, phase.ended).items():
             drafts[version] = drafts.get(version, 0) + seen.drafts
     version = max(drafts, key=drafts.__getitem__, default=0)
     known = [p.policy for p in ledger.published if p.policy and p.policy.version == version]
@@ -70,9 +67,9 @@ def policy_of(ledger: Ledger, phases: Sequence[Phase]) -> Policy:
 def replayed(
     ledger: Ledger, phases: Sequence[Phase], answers: Answers, step: Step
 ) -> dict[str, Any]:
-    """What each rule makes of the ``answers`` to ``phases``, JSON-ready: by kind of traffic the
-    ratio of the policy's tokens a second over those of each rule, with the bounds of its interval
-    over answers. Empty where there is nothing to decode, or the worker measured no prices."""
+    """Decode the ``answers`` of ``phases`` by each rule. Returns JSON-ready: by kind of traffic,
+    the ratio of the policy's tokens a second to each rule's, with the bounds of its interval over
+    answers. Empty if there is nothing to decode or no measured costs."""
     settings, rng = WorkerSettings.load(), np.random.default_rng(SEED)
     length = settings.model_draft_tokens
     spans: dict[str, list[tuple[float, float]]] = {}
@@ -86,7 +83,7 @@ def replayed(
     if not every or not statuses:
         return {}
     traces = [
-        replace(trace, model_accepted=drawn_by_place(chances[kind], len(trace.output), rng))
+        replace(trace, model_accepted=drawn_by_position(chances[kind], len(trace.output), rng))
         for kind, trace in every
     ]
     policy, costs = policy_of(ledger, phases), cost_table(statuses, settings)
@@ -104,7 +101,7 @@ def replayed(
         "kinds": {
             kind: _compared({name: (n[mine], t[mine]) for name, (n, t) in spent.items()})
             for kind in chances
-            # the first token of an answer comes with its prompt: of that alone nothing is decoded
+            # an answer of one token, from the prefill, has no cycle
             if (mine := kinds == kind).sum() >= FEWEST and spent[HYBRID][0][mine].any()
         },
     }

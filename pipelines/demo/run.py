@@ -1,12 +1,15 @@
 """``hvd demo``: the whole loop in a few minutes.
 
-Start the stack as it ships; send one agent's session at a time, then three, then conversation;
-break the drafter and mend it; have records copied, in which every copy breaks off at the same
-place, until a policy of the learner's that foresees it is in force; make a policy champion by hand
-that drafts nothing, a person's mistake, which the worker's floor relieves and the learner's gate
-takes back. Meanwhile plain, stock suffix and EAGLE3 decoding are interleaved with the policy in
-force. Phases that this machine has no time for are left out. Wait until every event has reached the
-learner; stop; decode the answers once more by every rule in virtual time; write the report.
+1. Start the stack as it ships.
+2. Send one agent's session at a time, then three, then conversation.
+3. Break the drafter, and repair it.
+4. Send records, whose copies all end at the same place, until a policy of the learner predicts it.
+5. Promote a policy that drafts nothing. The worker falls back; the learner replaces the policy.
+6. Wait until the learner has read every event, and stop.
+7. Decode the answers again by every rule in virtual time, and write the report.
+
+Plain, stock suffix and EAGLE3 decoding are interleaved with the serving policy. Phases are left out
+if the machine has no time for them.
 """
 
 from __future__ import annotations
@@ -36,34 +39,33 @@ from pipelines.watch.ledger import Ledger, Observer, Phase
 from pipelines.watch.page import ALL, NAMES, as_text, record, render, uplifts
 from pipelines.workloads import prompts
 
-DEFAULT_MINUTES: Final = 6.5
-"""Of traffic, at most, from when all parts are ready."""
+DEFAULT_MINUTES: Final = 6.5  # most minutes of traffic, from when all parts are ready
 ENOUGH: Final = 20
-"""Pairs of each comparison after which a phase is over. By their number, and not by what they say:
-so the interval need not be widened for every earlier look."""
-ENOUGH_DRAFTS: Final = 300
-"""Drafts that the learner's policy has foreseen when the phase that is for it is over."""
+"""Pairs of each comparison that end a phase. Their number does not depend on the outcome, so the
+interval need not be widened for repeated tests."""
+ENOUGH_DRAFTS: Final = 300  # drafts predicted by the learner's policy that end its phase
 DRAIN_SECONDS: Final = 180.0
-"""How long the learner may take in nothing new before what it has not is called lost."""
+"""How long the learner may read nothing new before the remaining events count as lost."""
 REPORT_SECONDS: Final = 600.0
-"""Until worker and learner report their first status: beside busy processes the learner, which has
-a low priority, takes minutes to start."""
+"""Time until the first status. On busy cores the learner, with its low priority, starts in
+minutes."""
 HOME: Final = Path("var/demo")
 SETTINGS: Final[Mapping[str, str]] = {
     "HVD_WORKER_VARIANTS": "plain,suffix,model",
-    # three quarters of all steps: minutes have to show what a deployment sees in a day
+    # three quarters of all steps: a deployment has a day, the demo minutes
     "HVD_WORKER_HOLDOUT": "0.75",
-    "HVD_LEARNER_ROLLOUT": "off",  # a trial tells nothing within minutes: the gate decides alone
+    "HVD_LEARNER_ROLLOUT": "off",  # minutes are too short for a trial: the gate decides
 }
-"""What the demo sets, where the environment says nothing else: who is compared, and how often."""
+"""Settings of the demo that the environment may override: which variants are compared, and how
+often."""
 
 
 def run(minutes: float | None, console: Console, folder: Path) -> Summary:
-    """Run the demo from start to stop; state of an earlier demo is removed first.
+    """Run the demo; an earlier demo's state is removed first.
 
     Args:
-        minutes: of traffic, at most; None: :data:`DEFAULT_MINUTES`.
-        folder: gets ``summary.json``, which is returned, and the page.
+        minutes: most minutes of traffic; None: :data:`DEFAULT_MINUTES`.
+        folder: for ``summary.json``, which is returned, and the page.
 
     Raises:
         BrokerError, ProcessError, ModelError, RegistryError: a part did not start, or died.
@@ -73,7 +75,7 @@ def run(minutes: float | None, console: Console, folder: Path) -> Summary:
     console.print(f"Logs in [bold]{HOME / 'logs'}[/bold].")
     with console.status("reading the prompts"):
         for workload in {w for plan in PLANS for w in plan.workloads}:
-            next(prompts(workload))  # parses the standard library, once
+            next(prompts(workload))  # parses the standard library once
     settings = {**SETTINGS, **breakage.SETTINGS}
     assigned = ", ".join(f"{k}={os.environ.get(k, v)}" for k, v in settings.items())
     console.print(f"Set for the demo alone: {assigned}.", highlight=False, soft_wrap=True)
@@ -98,11 +100,11 @@ def run(minutes: float | None, console: Console, folder: Path) -> Summary:
 def _served(
     stack: Stack, traffic: Traffic, seconds: float, console: Console
 ) -> tuple[Run, list[Phase]]:
-    """Send the traffic that so many seconds have time for, and wait until all that was made of it
-    is learned from: what was seen of it, and the phases whose answers compare rules."""
+    """Send the traffic that fits into ``seconds``, and wait until it has been learned from. Returns
+    what was observed, and the phases whose answers compare rules."""
     ledger, children = traffic.ledger, stack.children
     for name, statuses in {"worker": ledger.statuses, "learner": ledger.learner}.items():
-        # rates need a reading before the traffic
+        # rates need a status before the traffic
         ready = partial(bool, statuses)
         with console.status(f"waiting for the first status of the {name}"):
             wait_until(children[name], ready, REPORT_SECONDS, list(children.values()))
@@ -113,32 +115,32 @@ def _served(
     left_out = [plan.name for plan in PLANS if plan not in dict(plans)]
     console.print(timing(step_s, seconds, left_out), highlight=False, soft_wrap=True)
     by_hand = _run_phases(stack, traffic, plans, console)
-    with console.status("waiting until every event has reached the learner"):
+    with console.status("waiting until the learner has read every event"):
         traffic.end()
         _wait_until_learned(stack, ledger, before)
     mistaken = outcome(ledger, by_hand) if by_hand else None
     sent = list(zip((plan for plan, _ in plans), ledger.phases, strict=True))
-    (taught,) = (
+    (learned,) = (
         lesson(ledger, phase) | {"answers": len(traffic.answers.get(phase.name, ()))}
         for plan, phase in sent
         if plan.learns
     )
-    for told, version in ((mistaken, "successor"), (taught, "version")):
-        if told and told[version]:
+    for each, version in ((mistaken, "successor"), (learned, "version")):
+        if each and each[version]:
             with suppress(RegistryError):  # a version may have been deleted since
                 model = _model(stack.tracking_uri, ledger.scope)
-                told["why"] = model.version(str(told[version])).tags.get("why", "")
-    run = Run(traffic.counts, began, before, mistaken, taught, step_s, left_out)
+                each["why"] = model.version(str(each[version])).tags.get("why", "")
+    run = Run(traffic.counts, began, before, mistaken, learned, step_s, left_out)
     return run, [phase for plan, phase in sent if not (plan.learns or plan.mistake)]
 
 
 def timing(step_s: float, seconds: float, left_out: Sequence[str]) -> str:
-    """How fast the machine is, and what it therefore leaves out."""
-    told = f"All parts are ready. A plain step takes {1e3 * step_s:.0f} ms"
+    """A sentence about the machine's speed and the phases left out."""
+    text = f"All parts are ready. A plain step takes {1e3 * step_s:.0f} ms"
     if left_out:
         minutes = f"{seconds / 60:.1f} minutes"
-        told += f": {minutes} have no time for these phases: {', '.join(left_out)}"
-    return f"{told}."
+        text += f": {minutes} are too short for these phases: {', '.join(left_out)}"
+    return f"{text}."
 
 
 def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
@@ -147,8 +149,8 @@ def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
     Raises:
         SettingsError: they cannot be written.
     """
-    made = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s on {summary['machine']}."
-    sentences = [{"text": s} for s in (*summary["sentences"], *summary["failings"], made)]
+    footer = f"{summary['tokens']} tokens in {summary['duration_s']:.0f} s on {summary['machine']}."
+    sentences = [{"text": s} for s in (*summary["sentences"], *summary["failings"], footer)]
     page = record(ledger, f"Adaptive decoding: a demo run, {summary['date'][:10]}", sentences)
     page["tiles"] += rule_tiles(summary)
     page["tables"] = [*rule_tables(summary), *page["tables"]]
@@ -159,7 +161,7 @@ def write(ledger: Ledger, summary: Summary, folder: Path) -> None:
 def _run_phases(
     stack: Stack, traffic: Traffic, plans: Sequence[tuple[Plan, float]], console: Console
 ) -> int:
-    """Send the traffic of all phases, each of so many seconds at most; the version that was
+    """Send the traffic of all phases, each for its seconds at most. Returns the version that was
     promoted by mistake, or 0."""
     began, until, by_hand, ledger = time.monotonic(), 0.0, 0, traffic.ledger
     whole = sum(seconds for _, seconds in plans)
@@ -167,8 +169,8 @@ def _run_phases(
         for plan, seconds in plans:
             breakage.set_broken(stack.api, plan.broken)
             traffic.begin(plan, seed=PLANS.index(plan))
-            until += seconds  # a phase has what earlier ones left
-            # only a champion of the learner's can have its place taken
+            until += seconds  # a phase gets what earlier ones left
+            # the learner must have a champion to replace
             if plan.mistake and ledger.learner and ledger.learner[-1].champion_version:
                 by_hand = promote(stack.tracking_uri, ledger.scope, HOME)
             while (spent := time.monotonic() - began) < until and not is_over(
@@ -182,7 +184,7 @@ def _run_phases(
 
 
 def is_over(ledger: Ledger, plan: Plan, by_hand: int) -> bool:
-    """Whether the running phase, ``plan``'s, has shown what it is for."""
+    """Whether the running phase has shown its purpose."""
     if by_hand:
         return outcome(ledger, by_hand)["taken_back_s"] is not None
     phase = ledger.phases[-1]
@@ -194,27 +196,24 @@ def is_over(ledger: Ledger, plan: Plan, by_hand: int) -> bool:
 
 
 def _wait_until_learned(stack: Stack, ledger: Ledger, before: int) -> None:
-    """Wait until the learner has every event the worker made, or takes in no more of them.
-
-    Raises:
-        ProcessError: worker or learner say nothing any more, or nothing of it can be read.
-    """
-    quiet = time.time() + 1.5  # a status sent after the last request's labels
-    taken, deadline, is_fresh = 0, time.monotonic() + DRAIN_SECONDS, False
+    """Wait until the learner has read all of the worker's events, or reads no more of them. Raises
+    ProcessError if worker or learner stopped reporting."""
+    quiet = time.time() + 1.5  # statuses from then on include the last request
+    read, deadline, is_fresh = 0, time.monotonic() + DRAIN_SECONDS, False
     while time.monotonic() < deadline:
         stack.check()
         is_fresh = min(ledger.statuses[-1].time, ledger.learner[-1].time) > quiet
         if is_fresh and ledger.produced == ledger.consumed - before == ledger.seen:
             return
-        if taken != (taken := ledger.consumed + ledger.seen):
+        if read != (read := ledger.consumed + ledger.seen):
             deadline = time.monotonic() + DRAIN_SECONDS
         time.sleep(0.2)
     if not is_fresh:
-        raise ProcessError(f"worker or learner report nothing any more: see their logs in {HOME}.")
+        raise ProcessError(f"worker or learner stopped reporting: see their logs in {HOME}.")
 
 
 def status_line(ledger: Ledger) -> str:
-    """The state of a run in one line of text."""
+    """The state of a run in one line."""
     over = uplifts(list(ledger.rounds), ())[ALL]
     worth = ", ".join(f"over {NAMES[side]} {as_text(whole)}" for side, whole in over.items())
     policy = f"v{ledger.statuses[-1].policy_version}" if ledger.statuses else "-"
@@ -225,13 +224,15 @@ def status_line(ledger: Ledger) -> str:
     )
 
 
-NEVER: Final = 1e9
-"""Accepted tokens that no draft is expected to reach."""
+NEVER: Final = 1e9  # a threshold in accepted tokens that no draft reaches
 WHY: Final = "a mistake: it drafts nothing"
 
 
 def promote(uri: str, scope: str, folder: Path) -> int:
-    """Make a policy champion, in the registry at ``uri``, that drafts nothing; its version.
+    """Promote a policy that drafts nothing in the registry at ``uri``.
+
+    Returns:
+        its version.
 
     Raises:
         RegistryError: it could not be promoted.
@@ -242,18 +243,21 @@ def promote(uri: str, scope: str, folder: Path) -> int:
 
 
 def _model(uri: str, scope: str) -> moves.Model:
-    os.environ[TRACKING_VARIABLE] = uri  # where a person would look
+    os.environ[TRACKING_VARIABLE] = uri  # as a person would set it
     return moves.one_model(scope)
 
 
 def outcome(ledger: Ledger, version: int) -> dict[str, Any]:
-    """What became of ``version`` on the worker: seconds after it came into force until the floor
-    relieved it, and until another policy, its ``successor``, was in force; null is not yet."""
+    """What became of ``version`` on the worker: seconds from when it was loaded until the worker
+    fell back, and until another policy, its ``successor``, was loaded. null: not yet."""
     switches = ledger.policy_switches()
-    came = next((at for at, v in switches if v == version), None)
-    mine = [s for s in list(ledger.statuses) if s.policy_version == version]
-    later = [(at, v) for at, v in switches if came is not None and at > came and v != version]
-    gone, successor = (*later, (None, None))[0]
-    times = {"relieved_s": next((s.time for s in mine if s.fallback), None), "taken_back_s": gone}
-    after = {k: None if at is None else round(at - (came or at), 1) for k, at in times.items()}
-    return {"version": version, "in_force": came is not None, "successor": successor, **after}
+    loaded = next((at for at, v in switches if v == version), None)
+    own = [s for s in list(ledger.statuses) if s.policy_version == version]
+    later = [(at, v) for at, v in switches if loaded is not None and at > loaded and v != version]
+    after_it, successor = (*later, (None, None))[0]
+    times = {
+        "relieved_s": next((s.time for s in own if s.fallback), None),
+        "taken_back_s": after_it,
+    }
+    after = {k: None if at is None else round(at - (loaded or at), 1) for k, at in times.items()}
+    return {"version": version, "in_force": loaded is not None, "successor": successor, **after}

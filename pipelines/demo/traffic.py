@@ -1,4 +1,4 @@
-"""Traffic for a demo: chat requests of the project's workloads, a few at a time, in phases."""
+"""The demo's traffic: chat requests of the project's workloads, in phases."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from pipelines.stack.running import KEY_VARIABLE
 from pipelines.watch.ledger import Ledger, Phase
 from pipelines.workloads import interleaved
 
-REQUEST_SECONDS: Final = 900.0
-"""Of an answer on a machine that does much else: steps of seconds were seen."""
+REQUEST_SECONDS: Final = 900.0  # timeout of an answer; steps of seconds were seen on busy machines
 IDLE_SECONDS: Final = 0.2
-FEW, MANY = 8, 40
-"""Tokens of the answers from whose times a plain step's is known."""
+FEW, MANY = 8, 40  # tokens of the answers from whose times a plain step's is known
 LEAST_S: Final = 1e-3
-"""Between the times of both: a stall in the shorter one makes no step free."""
+"""Smallest difference of the two times; a stall in the shorter one must not make a step free."""
 SLOW_S: Final = 8.0
-"""Where so few tokens take longer, they tell enough, and more would take minutes."""
+"""If the shorter request takes longer, it is enough; the other would take minutes."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One phase to come: the workloads it alternates, how many plain steps' time it needs at least,
-    the ``kind`` that it is compared as, how many sessions send at a time, the most tokens of an
-    answer, whether it is for the learner, who ``learns`` there, and what is wrong meanwhile: the
-    worker's drafter is ``broken``, or a policy that drafts nothing is champion by ``mistake``.
-    Where time is short, phases are left out in the order of ``left_out``; 0 is never."""
+    """A planned phase.
+
+    It alternates between ``workloads`` and needs the time of at least ``steps`` plain steps.
+    ``kind`` is the group it is compared in, ``sessions`` the number of concurrent sessions,
+    ``tokens`` the most tokens of an answer. ``learns`` marks the phase that waits for the learner.
+    ``broken`` breaks the drafter, ``mistake`` promotes a policy that drafts nothing. If time is
+    short, phases are left out in the order of ``left_out``; 0 is never.
+    """
 
     name: str
     workloads: tuple[str, ...]
@@ -50,24 +51,24 @@ class Plan:
     left_out: int = 0
 
 
-# A pair of a comparison takes about a hundred tokens of each request, seventy steps, and an
-# interval ten pairs; a step of three requests takes a third longer.
+# A pair of blocks takes about a hundred tokens of each request, or seventy steps, and an interval
+# ten pairs. A step of three requests takes a third longer.
 PLANS: Final = (
     Plan("one agent", ("edits", "tools"), 750, "agents", sessions=1),
     Plan("three agents", ("edits", "tools"), 900, "agents", left_out=1),
     Plan("conversation", ("chat", "code"), 900, "conversation"),
     Plan("drafter broken", ("chat", "code"), 900, "broken drafter", broken=True, left_out=3),
     Plan("drafter mended", ("chat", "code"), 700, "conversation", left_out=2),
-    # short answers, many at a time: each is a word for or against a candidate, and drafts are dear;
-    # none so long that one of those that loop outweighs the others
+    # many short answers: each is one cluster of evidence, and none is so long that a looping one
+    # outweighs the others
     Plan("records", ("records",), 2000, "records", sessions=16, tokens=96, learns=True),
     Plan("bad policy", ("edits", "tools"), 600, "bad policy", mistake=True, left_out=4),
 )
 
 
 def planned(step_s: float, seconds: float) -> list[tuple[Plan, float]]:
-    """The phases that so many seconds have time for where a plain step takes ``step_s``, each with
-    its part of them. Those that are never left out share what there is, however little."""
+    """The phases that fit into ``seconds`` if a plain step takes ``step_s``, each with its seconds.
+    Mandatory phases share what there is."""
     plans = list(PLANS)
     for plan in sorted((p for p in PLANS if p.left_out), key=lambda p: p.left_out):
         if sum(p.steps for p in plans) * step_s <= seconds:
@@ -79,22 +80,21 @@ def planned(step_s: float, seconds: float) -> list[tuple[Plan, float]]:
 
 MOST_SESSIONS: Final = max(plan.sessions for plan in PLANS)
 FAILURES_ALLOWED: Final = 2 * MOST_SESSIONS
-"""Requests in a row that may fail before the run is given up: one stall fails all under way."""
+"""Consecutive failed requests before the run ends; one stall fails all running ones."""
 
 
 def connected(url: str) -> httpx.Client:
-    """A client of the worker at ``url``, with the key that the environment has a worker ask for."""
+    """A client of the worker at ``url``, with the environment's API key."""
     key = os.environ.get(KEY_VARIABLE)
     headers = {"Authorization": f"Bearer {key}"} if key else None
     return httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False)
 
 
 class Traffic:
-    """Threads that send one request after another to ``url`` until stopped.
+    """Threads that send requests to ``url`` until stopped.
 
-    Phases are written into ``ledger``; ``counts`` are requests ``answered`` and ``failed``, and
-    ``tokens`` of the answers, ``answers`` what was asked and answered in each phase, which stays
-    here.
+    Phases are recorded in ``ledger``. ``counts`` are requests ``answered`` and ``failed``, and
+    output ``tokens``; ``answers`` are prompts and answers by phase, which stay here.
     """
 
     def __init__(self, url: str, model: str, ledger: Ledger) -> None:
@@ -108,10 +108,10 @@ class Traffic:
         self._next: Iterator[Prompt] = iter(())
         self._threads: list[threading.Thread] = []
         self._plan = Plan("", (), 0, "", sessions=0)
-        self._errors: list[str] = []  # of the last requests, one after another
+        self._errors: list[str] = []  # of the last consecutive requests
 
     def begin(self, plan: Plan, seed: int) -> None:
-        """From now on send ``plan``'s workloads; requests under way finish as they are."""
+        """Send ``plan``'s workloads from now on; running requests finish."""
         with self._lock:
             self._end_phase()
             self.ledger.phases.append(Phase(plan.name, plan.workloads, plan.kind, time.time()))
@@ -124,7 +124,7 @@ class Traffic:
             thread.start()
 
     def end(self) -> None:
-        """Send nothing more, and wait for what is under way."""
+        """Stop sending, and wait for running requests."""
         self.stopping.set()
         for thread in self._threads:
             thread.join(REQUEST_SECONDS)
@@ -135,10 +135,10 @@ class Traffic:
             phases[-1] = replace(phases[-1], ended=time.time())
 
     def check(self) -> None:
-        """Do nothing while requests succeed.
+        """Check that requests succeed.
 
         Raises:
-            ProcessError: too many in a row failed; with what the last one got.
+            ProcessError: too many failed in a row; with the last error.
         """
         if len(self._errors) > FAILURES_ALLOWED:
             many = f"{len(self._errors)} requests in a row failed at {self.url}"
@@ -168,10 +168,10 @@ class Traffic:
         try:
             response = client.post("/v1/chat/completions", json=body)
             if response.is_success:
-                found = response.json()
-                tokens = int(found["usage"]["completion_tokens"])
-                read = found.get("prompt_token_ids")
-                written = found["choices"][0].get("token_ids")
+                answer = response.json()
+                tokens = int(answer["usage"]["completion_tokens"])
+                read = answer.get("prompt_token_ids")
+                written = answer["choices"][0].get("token_ids")
             else:
                 error = f"HTTP {response.status_code}: {response.text[:200]}"
         except (httpx.HTTPError, LookupError, TypeError, ValueError) as failure:
@@ -187,11 +187,11 @@ class Traffic:
 
 
 def plain_step_s(url: str, model: str) -> float:
-    """Seconds that a step of one request takes the worker at ``url`` that verifies no draft: the
-    shorter of two measurements, after a first request, which makes whatever it needs ready.
+    """Seconds of a step without drafts for one request: the shorter of two measurements, after a
+    warm-up request.
 
     Raises:
-        ProcessError: it does not answer.
+        ProcessError: the worker does not answer.
     """
     messages = [{"role": "user", "content": "Count from one to one hundred."}]
     body = {"model": model, "messages": messages, "temperature": 0, "ignore_eos": True}
@@ -201,8 +201,8 @@ def plain_step_s(url: str, model: str) -> float:
 
             def seconds(tokens: int) -> float:
                 began = time.monotonic()
-                asked = body | {"max_tokens": tokens}
-                client.post("/v1/chat/completions", json=asked).raise_for_status()
+                request = body | {"max_tokens": tokens}
+                client.post("/v1/chat/completions", json=request).raise_for_status()
                 return time.monotonic() - began
 
             if (first := seconds(FEW)) > SLOW_S and (first := seconds(FEW)) > SLOW_S:

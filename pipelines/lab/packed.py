@@ -1,9 +1,9 @@
-"""Linear layers packed for a processor, so that a step's cost is that of reading the weights.
+"""Linear layers with packed weights, so that a CPU step costs about one read of the weights.
 
-PyTorch's float32 matrix product packs the weights anew in each call that has more than one row: on
-an AVX2 machine the layers of a small model took 2.3 times as long for five tokens as for one, and
-no speculation could pay. oneDNN packs them once; five tokens then take 1.3 times as long as one.
-Its rows do not depend on how many there are, which helps the output to stay the target's.
+PyTorch's float32 matrix product packs the weights in each call with more than one row. On an AVX2
+machine a small model's layers took 2.3 times as long for five tokens as for one, so speculation
+could not pay. oneDNN packs once, and five tokens take 1.3 times as long. Its rows do not depend on
+how many there are, which keeps the output that of the target.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from pipelines.lab.kv_cache import KVCache
 
 
 class PackedLinear(nn.Module):
-    """The linear map of ``dense``, float32 on a CPU, for inference alone.
-
-    The weights are copied; ``dense`` can be dropped.
-    """
+    """The linear map of ``dense`` for inference in float32 on a CPU. The weights are copied."""
 
     def __init__(self, dense: nn.Linear) -> None:
         super().__init__()
-        # Plain attributes: an opaque tensor can neither be moved nor saved as a parameter can.
+        # plain attributes: an opaque tensor cannot be moved or saved like a parameter
         self._weight = torch.ops.mkldnn._reorder_linear_weight(dense.weight.detach())
         self._bias = None if dense.bias is None else dense.bias.detach()
 
@@ -36,8 +33,8 @@ class PackedLinear(nn.Module):
 
 
 def pack(engine: ReferenceEngine) -> None:
-    """Replace the linear layers of target and drafter where this torch can pack them, and the KV
-    cache by one that copies nothing. Mutates."""
+    """Pack the linear layers of target and drafter, where this torch can, and replace the KV cache
+    by one that does not copy. Mutates."""
     engine.new_cache = KVCache
     for model in (engine.target.model, engine.head):
         if model is not None:
@@ -45,7 +42,7 @@ def pack(engine: ReferenceEngine) -> None:
 
 
 def pack_layers(model: nn.Module) -> None:
-    """Replace the linear layers of ``model`` where this torch can pack them. Mutates it."""
+    """Pack the linear layers of ``model``, where this torch can. Mutates it."""
     if not torch.backends.mkldnn.is_available():
         return
     for parent in list(model.modules()):

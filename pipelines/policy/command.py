@@ -1,4 +1,4 @@
-"""``hvd policy``: a few lines each on the registry."""
+"""``hvd policy``: commands on the registry."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pipelines.options import Json
 from pipelines.reports import print_json
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help=(
-        "What is served, and the moves that a person makes. The registry is "
-        "HVD_LEARNER_MLFLOW_TRACKING_URI, or what 'hvd up' keeps in mlruns/."
+        "List policies, and change what is served. The registry is "
+        "HVD_LEARNER_MLFLOW_TRACKING_URI, or that of 'hvd up' in mlruns/."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -30,14 +31,12 @@ out, err = Console(), Console(stderr=True)
 
 Scope = Annotated[str | None, typer.Option(help="Scope, its first digits, or the model's name.")]
 Why = Annotated[str, typer.Option(help="Kept with the move.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Wanted = Annotated[str, typer.Argument(help="A version's number, or an alias.")]
 
 
 @contextmanager
 def _asking() -> Iterator[ModuleType]:
-    """The moves, and what stands on a terminal meanwhile: MLflow takes seconds to import, and more
-    beside a worker that computes."""
+    """Show a status while MLflow is imported, which takes seconds; yields the moves."""
     with err.status("asking the registry"):
         from pipelines.policy import moves
 
@@ -46,7 +45,7 @@ def _asking() -> Iterator[ModuleType]:
 
 @app.command("list")
 def list_(scope: Scope = None, as_json: Json = False) -> None:
-    """Every version, newest first; what is served is bold."""
+    """List all versions, newest first; the served one is bold."""
     with _asking() as moves:
         models = [_plain(model) for model in moves.models(scope)]
     if as_json:
@@ -62,7 +61,8 @@ def list_(scope: Scope = None, as_json: Json = False) -> None:
 def promote(
     version: Annotated[str, typer.Argument(help="A version's number, an alias, or a bundle.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Also what has not passed the gate, or behind a pin.")
+        bool,
+        typer.Option("--force", help="Also if it has not passed the gate, or another is pinned."),
     ] = False,
     why: Why = "",
     scope: Scope = None,
@@ -79,7 +79,7 @@ def promote(
 
 @app.command()
 def rollback(why: Why = "", scope: Scope = None, as_json: Json = False) -> None:
-    """Make the version champion that was so before."""
+    """Make the previous champion champion again."""
     with _asking() as moves:
         done = moves.rollback(moves.one_model(scope), why)
     _say(done, as_json)
@@ -102,7 +102,7 @@ def unpin(why: Why = "", scope: Scope = None, as_json: Json = False) -> None:
 
 
 def _say(move: dict[str, Any], as_json: bool) -> None:
-    """What was moved, and what is served now."""
+    """Print what was moved, and what is served now."""
     if as_json:
         return print_json(move)
     before, after = (f"version {n}" if (n := move[end]) else "nothing" for end in ("from", "to"))

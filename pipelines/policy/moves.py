@@ -1,5 +1,5 @@
-"""What a person may do to what is served; each move says who, when and why, and returns what
-``--json`` prints."""
+"""A person's changes to what is served. Each records who, when and why, and returns what ``--json``
+prints."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Model:
 
     @property
     def scope(self) -> str:
-        """Of the model."""
+        """The model's scope."""
         return self.standing.scope
 
     def version(self, wanted: str) -> Version:
-        """The version of a number, or that an alias names.
+        """The version with a number or an alias.
 
         Raises:
             RegistryError: there is none.
@@ -47,10 +47,10 @@ class Model:
 
 
 def models(scope: str | None) -> list[Model]:
-    """The models of a scope, named by its first digits or the model's name; without one all.
+    """All models, or those of a scope, named by its first digits or the model's name.
 
     Raises:
-        RegistryError: there is none of this scope, or no registry.
+        RegistryError: there is no such scope, or no registry.
         SettingsError: a setting of the learner is wrong.
     """
     settings = LearnerSettings.load()
@@ -62,34 +62,34 @@ def models(scope: str | None) -> list[Model]:
         )
     registry = Registry.of(settings)
     standings = registry.alias_states().values()
-    found = [s for s in standings if scope is None or s.scope.startswith(scope) or s.name == scope]
-    if scope is not None and not found:
+    chosen = [s for s in standings if scope is None or s.scope.startswith(scope) or s.name == scope]
+    if scope is not None and not chosen:
         among = ", ".join(sorted(s.scope for s in standings)) or "none at all"
         raise RegistryError(f"no policy of scope {scope}: name one with --scope, of {among}")
-    return [Model(registry, s, registry.versions(s.scope)) for s in found]
+    return [Model(registry, s, registry.versions(s.scope)) for s in chosen]
 
 
 def one_model(scope: str | None) -> Model:
     """The only one of :func:`models`.
 
     Raises:
-        RegistryError: none, or more than one.
+        RegistryError: there is none, or more than one.
     """
-    found = models(scope)
-    if not found:
+    every = models(scope)
+    if not every:
         raise RegistryError(NONE_YET)
-    if len(found) > 1:
-        among = ", ".join(sorted(model.scope for model in found))
+    if len(every) > 1:
+        among = ", ".join(sorted(model.scope for model in every))
         raise RegistryError(f"several policies: name one with --scope, of {among}")
-    return found[0]
+    return every[0]
 
 
 def load_policy(path: Path, scope: str | None = None) -> Policy:
-    """The bundle in ``path``, made for ``scope``, or whatever scope it was made for.
+    """Load the bundle in ``path``, and check that it is for ``scope``, if given.
 
     Raises:
         ModelError: the file cannot be read.
-        PolicyRefused: it is damaged, or made for other features, or another scope.
+        PolicyRefused: it is damaged, or for other features or another scope.
     """
     try:
         return from_bytes(path.read_bytes(), scope)
@@ -98,10 +98,10 @@ def load_policy(path: Path, scope: str | None = None) -> Policy:
 
 
 def person() -> str:
-    """Who moves something, as the machine knows them."""
+    """The user's name, for the record."""
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # no such user: a container's
+    except (OSError, KeyError):  # a container's user may have no name
         return "somebody"
 
 
@@ -110,24 +110,23 @@ NONE_YET: Final = (
     "send some requests"
 )
 PASSED: Final = ("learner", "first")
-"""Origins of versions that passed the gate, or that every scope begins with."""
-KEPT_TAGS: Final = ("target", "drafter")
-"""Of the model, which a version of a person's file takes over."""
+"""Origins of versions that passed the gate, or that every scope starts with."""
+KEPT_TAGS: Final = ("target", "drafter")  # the model's tags that a version from a file inherits
 
 
 def promote(model: Model, wanted: str, why: str, *, force: bool) -> dict[str, Any]:
-    """AliasMove alias ``champion`` to a version, or to a file, which is registered first.
+    """Move alias ``champion`` to a version, or to a file, which is registered first.
 
     Raises:
-        RegistryError: it has not passed the gate, a pin goes before it, or its artefact is
+        RegistryError: it has not passed the gate, a pin takes precedence, or its artefact is
             unusable; only the last cannot be forced.
-        PolicyRefused: the file is damaged, or of another scope or feature schema.
+        PolicyRefused: the file is damaged, or for another scope or feature schema.
     """
     pinned, path = model.standing.pinned, Path(wanted)
     if pinned is not None and not force:
         raise RegistryError(
             f"version {pinned} is pinned and would still be served: end that first with "
-            "'hvd policy unpin', or give --force to move the champion behind it"
+            "'hvd policy unpin', or give --force to move the champion alone"
         )
     version = None if path.is_file() else model.version(wanted)
     tags = version.tags if version else {}
@@ -139,10 +138,10 @@ def promote(model: Model, wanted: str, why: str, *, force: bool) -> dict[str, An
 
 
 def rollback(model: Model, why: str) -> dict[str, Any]:
-    """AliasMove alias ``champion`` to the version that was champion before.
+    """Move alias ``champion`` to the previous champion.
 
     Raises:
-        RegistryError: there is no champion, nothing before it, or that is gone.
+        RegistryError: there is no champion, no previous one, or it was retired.
     """
     champion = model.standing.champion
     if champion is None:
@@ -157,8 +156,8 @@ def rollback(model: Model, why: str) -> dict[str, Any]:
 
 
 def predecessor(history: Sequence[AliasMove], champion: int) -> int | None:
-    """What was champion before ``champion``, a move back taken for an undone one: rolling back
-    twice goes back twice."""
+    """The champion before ``champion``. A move back undoes a move, so two rollbacks go back two
+    versions."""
     stack: list[int] = []
     for move in history:
         if move.alias != "champion" or move.after is None:
@@ -169,16 +168,16 @@ def predecessor(history: Sequence[AliasMove], champion: int) -> int | None:
             stack.pop()
         elif not stack or move.after != stack[-1]:
             stack.append(move.after)
-    if stack and stack[-1] != champion:  # moved without us, as on MLflow's page
+    if stack and stack[-1] != champion:  # moved elsewhere, for example on MLflow's page
         stack.append(champion)
     return stack[-2] if len(stack) > 1 else None
 
 
 def pin(model: Model, wanted: str | None, why: str) -> dict[str, Any]:
-    """Let alias ``pinned`` name a version, or nothing.
+    """Move alias ``pinned`` to a version, or remove it.
 
     Raises:
-        RegistryError: there is no such version, its artefact is unusable, or nothing to end.
+        RegistryError: there is no such version, its artefact is unusable, or nothing is pinned.
     """
     if wanted is None and not any("pinned" in version.aliases for version in model.versions):
         raise RegistryError(f"no version of {model.standing.name} has alias pinned")
@@ -188,11 +187,11 @@ def pin(model: Model, wanted: str | None, why: str) -> dict[str, Any]:
 def _move(model: Model, alias: str, number: int | None, why: str) -> dict[str, Any]:
     registry, scope = model.registry, model.scope
     if number is not None:
-        registry.load(scope, number)  # refuses what no worker could read
+        registry.load(scope, number)  # raises if no worker could read it
     registry.move(scope, alias, number, person(), why)
     ends = {"from": getattr(model.standing, alias), "to": number}
-    told = {"name": model.standing.name, "scope": scope, "alias": alias, **ends}
-    return told | {"served": registry.alias_state(scope).served}
+    record = {"name": model.standing.name, "scope": scope, "alias": alias, **ends}
+    return record | {"served": registry.alias_state(scope).served}
 
 
 def _register(model: Model, path: Path) -> int:

@@ -1,8 +1,8 @@
-"""The recorded engine: a decoder whose target and drafter are recordings.
+"""Decodes recorded generations with the worker's router.
 
-Under greedy decoding the target's continuation does not depend on what was drafted, so a recorded
-output, with the model draft's accepted length at each of its positions, tells what any policy would
-have committed, cycle by cycle. Drafts, features, decisions and labels are the router's.
+With greedy decoding the target's output does not depend on drafts. A recorded output, with the
+model draft's accepted length at each position, therefore says what any policy would have committed
+in each cycle. Drafts, features, decisions and labels are the router's own.
 """
 
 from __future__ import annotations
@@ -29,40 +29,36 @@ from pipelines.replay.cache_drafts import common_prefix, propose
 from pipelines.replay.method import Method
 from pipelines.replay.rivals import deciding
 
-UNLIMITED: Final = 1 << 20
-"""Context length of a replay: a recorded output has room, or it would not have been recorded."""
+UNLIMITED: Final = 1 << 20  # context length of a replay; the recorded output fitted its own
 
 
 Ids = NDArray[np.int32]
 Ints = NDArray[np.int32]
 
 
-ALLOWED: Final = 1024
-"""Output tokens a request may make where the recording does not say."""
+ALLOWED: Final = 1024  # output tokens that a request may generate if the recording does not say
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One recorded generation as token ids. ``session`` keeps turns of one dialogue together."""
+    """One recorded generation as token ids. Turns of one dialogue share a ``session``."""
 
     session: str
     prompt: Sequence[int] | Ids
     output: Sequence[int] | Ids
     workload: str = ""
     allowed: int = ALLOWED
-    """Output tokens the request might have made. Never the recorded length itself: a feature or a
-    draft cut by it would tell the label where the output ends."""
+    """Output tokens the request might have generated. Never the recorded length: a feature or draft
+    limited by it would leak where the output ends."""
     model_accepted: Sequence[int] | Ids | None = None
-    """At each output position, the model draft's accepted length there; None where not recorded."""
+    """The model draft's accepted length at each output position; None if not recorded."""
     licence: str = ""
-    """What the line names as ``license``."""
+    """The line's ``license``."""
 
 
 class Cycle(NamedTuple):
-    """One cycle of recording ``trace``; lengths in tokens.
-
-    The first token of an output comes with the prompt and belongs to no cycle.
-    """
+    """One cycle of recording ``trace``; lengths in tokens. An output's first token comes from its
+    prefill and belongs to no cycle."""
 
     trace: int
     position: int  # output tokens committed before
@@ -73,13 +69,13 @@ class Cycle(NamedTuple):
 
     @property
     def drafted(self) -> int:
-        """Tokens that the model drafter made."""
+        """Tokens of the model draft."""
         return self.verified if self.arm == MODEL else 0
 
 
 @dataclass(frozen=True)
 class Cycles:
-    """Cycles, a row each, by recording and position: the columns of :class:`Cycle`."""
+    """The fields of :class:`Cycle` as columns [n], ordered by recording and position."""
 
     trace: Ints
     position: Ints
@@ -95,26 +91,24 @@ class Cycles:
 
     @property
     def drafted(self) -> Ints:
-        """Tokens that the model drafter made [n]."""
+        """Tokens of the model draft [n]."""
         return np.where(self.arm == MODEL, self.verified, 0).astype(np.int32)
 
     def times(self, costs: CostTable) -> NDArray[np.float64]:
-        """Time of each cycle, run alone: float64 [n]."""
+        """Time of each cycle at batch size 1: float64 [n]."""
         most = int(self.drafted.max(initial=0))
         drafting = np.array([costs.drafting(k, 1) for k in range(most + 1)])
-        found: NDArray[np.float64] = costs.verifying(1 + self.verified) + drafting[self.drafted]
-        return found
+        total: NDArray[np.float64] = costs.verifying(1 + self.verified) + drafting[self.drafted]
+        return total
 
     def rate(self) -> float:
-        """Tokens committed in the time of a plain step, run one request at a time."""
+        """Tokens committed in the time of a plain step, at batch size 1 and nominal costs."""
         return float(self.committed.sum() / self.times(NOMINAL).sum())
 
 
 def constant_acceptance(mean: float, length: int) -> NDArray[np.int32]:
-    """Accepted lengths [length] of a model draft whose every long stretch has this ``mean``.
-
-    Whole numbers, spread as evenly as they go: the same at every position if ``mean`` is whole.
-    """
+    """Accepted lengths [length] of a model draft with this ``mean`` over every long window:
+    integers, spread as evenly as possible."""
     steps = np.floor(np.arange(length + 1) * mean + 1e-9)
     return np.diff(steps).astype(np.int32)
 
@@ -122,19 +116,19 @@ def constant_acceptance(mean: float, length: int) -> NDArray[np.int32]:
 def drawn_acceptance(
     mean: float, most: int, length: int, rng: np.random.Generator
 ) -> NDArray[np.int32]:
-    """:func:`drawn_by_place` of a drafter whose chance is the same at each of ``most`` places, so
+    """:func:`drawn_by_position` with the same probability at each of ``most`` positions, chosen so
     that ``mean`` tokens of a draft are accepted."""
-    return drawn_by_place([chance_of(mean, most)] * most, length, rng)
+    return drawn_by_position([chance_of(mean, most)] * most, length, rng)
 
 
-def drawn_by_place(
+def drawn_by_position(
     chances: Sequence[float], length: int, rng: np.random.Generator
 ) -> NDArray[np.int32]:
-    """Accepted lengths [length] of drafts by a drafter that is right about the token at each place
-    of a draft with these ``chances``, given that it was right about those before it.
+    """Accepted lengths [length] of a drafter whose token at each position of a draft is accepted
+    with these ``chances``, given those before it.
 
-    Each token of the text is easy or hard for every draft that reaches it: neighbouring positions
-    agree, as those of a real drafter do.
+    Each token of the text is easy or hard for every draft that reaches it, so neighbouring
+    positions are correlated as with a real drafter.
     """
     hard = rng.random(length + len(chances))
     accepted = np.zeros(length, np.int32)
@@ -149,7 +143,7 @@ def model_acceptance(trace: Trace, mean: float | None) -> NDArray[np.int32]:
     """The model draft's accepted length at each position of ``trace``.
 
     Args:
-        mean: stands in where the recording does not hold it.
+        mean: used if the recording does not hold it.
 
     Raises:
         TraceError: the recording does not hold it, and there is no ``mean``.
@@ -166,7 +160,7 @@ def model_acceptance(trace: Trace, mean: float | None) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A recording whose request is under way in a suffix cache, under ``name``."""
+    """A recording whose request runs in a suffix cache, under ``name``."""
 
     index: int
     name: str
@@ -185,7 +179,7 @@ class Turn:
 
 
 def turns(traces: Sequence[Trace], cache: SuffixCache) -> Iterator[Turn]:
-    """Each recording in its order; its request begins before and stops after it is handed out."""
+    """Yield each recording, in order, while its request runs in ``cache``."""
     for index, trace in enumerate(traces):
         turn = Turn.of(index, trace)
         row = cache.start(turn.name, turn.prompt, "")
@@ -194,8 +188,8 @@ def turns(traces: Sequence[Trace], cache: SuffixCache) -> Iterator[Turn]:
         cache.stop(turn.name)
 
 
-class Prices:
-    """Time of a cycle by what it verifies: ``cache`` [tokens + 1], ``model`` [tokens + 1]."""
+class CycleCosts:
+    """Time of a cycle by the tokens it verifies: ``cache`` [tokens + 1], ``model`` [tokens + 1]."""
 
     def __init__(self, costs: CostTable, settings: WorkerSettings) -> None:
         lengths = np.arange(settings.suffix_max_draft + 1)
@@ -205,23 +199,23 @@ class Prices:
         self.model: Floats = cost_shares(costs, 1, few, few, drafting, 1)
 
     def of(self, arm: int, verified: int) -> float:
-        """Of one cycle."""
+        """Time of one cycle."""
         return float((self.model if arm == MODEL else self.cache)[verified])
 
 
-def foreseen(
+def oracle_cycles(
     traces: Sequence[Trace],
-    prices: Sequence[Prices],
+    prices: Sequence[CycleCosts],
     settings: WorkerSettings,
     mean: float | None = None,
     warm: int = 0,
 ) -> Iterator[tuple[Cycle, float]]:
-    """Cycles and their times, by the arm and the length that commit most for their time in each.
+    """The oracle: the cycles, and their times, that commit most for their time.
 
     Args:
-        prices: of each of ``traces``.
+        prices: the costs of each of ``traces``.
         mean: accepted length of model drafts where a recording does not hold it.
-        warm: of the first so many traces the outputs are in the cache, and nothing is told.
+        warm: the first traces only fill the cache.
     """
     cache = SuffixCache(settings)
     for turn in turns(traces, cache):
@@ -242,19 +236,20 @@ def foreseen(
                 same = common_prefix(draft.tokens, output[done : done + len(draft.tokens)])
                 options.append((CACHE if same else NONE, same, same))
             arm, verified, accepted = max(options, key=lambda o: (1 + o[2]) / price.of(o[0], o[1]))
-            made = output[done : done + accepted + 1]
-            cycle = Cycle(turn.index, done, arm, verified, min(accepted, len(made)), len(made))
+            committed = output[done : done + accepted + 1]
+            cycle = Cycle(
+                turn.index, done, arm, verified, min(accepted, len(committed)), len(committed)
+            )
             yield cycle, price.of(arm, verified)
-            cache.extend(turn.name, made)
-            done += len(made)
+            cache.extend(turn.name, committed)
+            done += len(committed)
 
 
-PAST: Final = 0
-"""Any token, in the place of those behind the end of an output."""
+PAST: Final = 0  # an arbitrary token, for positions behind the end of an output
 
 
 class Engine:
-    """Decodes recordings one after the other by a router that is given."""
+    """Decodes recordings one after the other with a given router."""
 
     def __init__(
         self,
@@ -265,29 +260,28 @@ class Engine:
         model_mean: float | None = None,
         usual: bool = True,
     ) -> None:
-        """Nothing is under way yet. The router sleeps no more: that weighs this machine's time.
+        """Disables the router's pauses, which depend on this machine's time.
 
         Args:
             cache: the router's.
             model_mean: accepted length of model drafts where a recording does not hold it.
-            usual: false keeps the router from learning costs by this machine's clock, and has
-                labels told at once, not in the next step.
+            usual: False keeps the router from learning costs by this machine's clock, and resolves
+                labels at once instead of in the next step.
         """
         router.controller.pauses = False
         self._router, self._cache, self._traces = router, cache, traces
         self._has_model, self._mean, self._usual = has_model, model_mean, usual
 
     def decode(self, index: int, tenant: str = "") -> Iterator[Cycle]:
-        """The cycles of recording number ``index``, whose first token comes with its prompt; each
-        is told before the router observes what came of it, and can be dated meanwhile.
+        """Yield the cycles of a recording; each before the router observes its outcome.
 
         Raises:
-            TraceError: it lacks the model arm.
+            TraceError: the recording lacks the model arm.
         """
         trace, router = self._traces[index], self._router
         turn = Turn.of(index, trace)
         model = model_acceptance(trace, self._mean).tolist() if self._has_model else []
-        # a token that came once, at the end, ended the request, as an engine's stop ids do
+        # a token that occurs only at the end acts as the request's stop id
         ends = frozenset(turn.output[-1:]) - frozenset(turn.output[:-1])
         options = RequestOptions(
             trace.allowed, UNLIMITED, ends, session=trace.session, workload=trace.workload,
@@ -297,16 +291,16 @@ class Engine:
         self._cache.index(None)
         report = router.report([turn.name], [turn.output[:1]])
         router.observe(report)
-        # of a draft that goes on behind the end an engine tells all that was accepted
-        told = [*turn.output, PAST] if ends or len(turn.output) >= trace.allowed else turn.output
+        # an engine reports all accepted tokens of a draft that extends behind the end
+        text = [*turn.output, PAST] if ends or len(turn.output) >= trace.allowed else turn.output
         done = 1
         while done < len(turn.output):
             (decision,) = router.choose(report)
             cycle = _verified(decision, turn, model, done)
             router.drafted(report, [cycle.verified], cycle.drafted)
             yield cycle
-            made = told[done : done + cycle.accepted + 1]
-            tokens, verified = [made], cycle.verified
+            committed = text[done : done + cycle.accepted + 1]
+            tokens, verified = [committed], cycle.verified
             report = router.report([turn.name], tokens, verified, 0, 1 + verified)
             report.timed = self._usual
             router.observe(report)
@@ -318,7 +312,7 @@ class Engine:
 
 
 def _verified(decision: Decision, turn: Turn, model: Sequence[int], done: int) -> Cycle:
-    """What becomes of ``decision``: a draft is compared with what was recorded."""
+    """The cycle that ``decision`` leads to: its draft is compared with the recording."""
     length = accepted = 0
     if decision.arm == "cache":
         length = len(decision.tokens)
@@ -326,17 +320,17 @@ def _verified(decision: Decision, turn: Turn, model: Sequence[int], done: int) -
     elif decision.arm == "model":
         length = decision.room
         accepted = min(model[done], length)
-    came = len(turn.output[done : done + accepted + 1])
+    committed = len(turn.output[done : done + accepted + 1])
     arm = ARMS.index(decision.arm) if length else NONE
-    return Cycle(turn.index, done, arm, length, min(accepted, came), came)
+    return Cycle(turn.index, done, arm, length, min(accepted, committed), committed)
 
 
 @dataclass(frozen=True)
 class Simulator:
     """Decodes recordings one after the other.
 
-    ``model_mean`` is the accepted length of model drafts where a recording does not hold it,
-    ``costs`` what policies believe that cycles cost, and never correct.
+    ``model_mean`` is the accepted length of model drafts where a recording does not hold it.
+    ``costs`` are the fixed costs that policies decide by.
     """
 
     token_classes: FloatArray
@@ -351,11 +345,14 @@ class Simulator:
         warm_up: Sequence[Trace] = (),
         guarded: bool = False,
     ) -> tuple[Cycles, Rows]:
-        """The cycles of ``traces`` by ``method``, and the labelled cache drafts proposed in them.
+        """Decode ``traces`` by ``method``.
 
         Args:
-            warm_up: decoded first, so that cache and memory hold them; not in the result.
-            guarded: whether the guards of a worker may override the policy.
+            warm_up: decoded first, to fill cache and memory; not in the result.
+            guarded: whether a worker's guards may override the policy.
+
+        Returns:
+            the cycles, and the labelled cache drafts proposed in them.
 
         Raises:
             TraceError: a recording lacks the model arm.

@@ -1,4 +1,4 @@
-"""The events of a router in the laboratory: all of them kept, in the place of a worker's ring."""
+"""An event log for the laboratory: it keeps all events, unlike a worker's ring."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from decoder.contracts.identity import Named
 from decoder.core.events import Sink
 from decoder.telemetry.ring import HEAD, SETTLED, Ring
 
-ROOM: Final = 4096
-"""Rows between two settlements, at most."""
+ROOM: Final = 4096  # most rows between two settlements
 ORIGIN: Final = Origin("lab", "lab", "0")
 
 
 class EventLog(Sink):
-    """Keeps all rows, with the names that requests have, up to their first letters.
+    """Keeps all rows, with unhashed request names.
 
-    ``update`` is called with rows of :data:`decoder.contracts.fields.ROW` as they come.
+    ``update`` is called with new rows of :data:`decoder.contracts.fields.ROW`.
     """
 
     def __init__(self, update: Callable[[NDArray[Any]], None] | None = None) -> None:
@@ -32,7 +31,7 @@ class EventLog(Sink):
         self._rows: list[NDArray[Any]] = []
 
     def written(self) -> None:
-        """Take the rows out of the ring."""
+        """Move new rows out of the ring."""
         first, end = int(self.control[SETTLED]), int(self.control[HEAD])
         if end > first:
             rows = self._kept.slice(first, end)
@@ -42,12 +41,12 @@ class EventLog(Sink):
                 self._update(rows)
 
     def batch(self) -> EventBatch:
-        """All events so far, or since :meth:`clear`."""
+        """All events since the start, or since :meth:`clear`."""
         self._rows = [np.concatenate([np.zeros(0, ROW), *self._rows])]
         return self._kept.batch(self._rows[0], ORIGIN, 0)
 
     def clear(self) -> None:
-        """Forget them."""
+        """Drop all events."""
         self._rows = []
 
     def _packed(self, kind: Named, name: str) -> bytes:

@@ -1,11 +1,10 @@
 """Decoding methods by name, for the reference engine and the replay.
 
-``buckets``: payoffs of cache drafts counted by where they came from, and nothing learned beside.
-What vLLM's suffix decoding does after 0.33, with a model draft in the place of no draft: counts by
-source (the request's own text, or others'), length of match and position in the draft, the chance
-of a position being (accepted + 1) / (observed + 2), halved every :data:`HALVES` steps. Drafts and
-arms are priced as a survival policy's are (:func:`priced`), so that what differs is the estimate
-alone.
+``buckets`` counts acceptances of cache drafts by source (own text, or others'), match length and
+draft position, as vLLM's suffix decoding does after 0.33, and drafts with the model where that does
+not draft. The acceptance probability at a position is (accepted + 1) / (observed + 2); counts are
+halved every :data:`HALVES` steps. Its arms are chosen as a survival policy's are (:func:`priced`),
+so only the estimate differs.
 """
 
 from __future__ import annotations
@@ -26,21 +25,17 @@ from decoder.policy.pricing import token_value
 from pipelines.replay.events import EventLog
 from pipelines.replay.method import Method
 
-NEVER, ALWAYS = inf, 0.0
-"""Thresholds of policies that verify no cache draft, and every one."""
-PAPER_FACTOR: Final = 1.0
-"""Draft tokens for each matched token, of the baselines (paper, Table 7)."""
-HALVES: Final = 1024
-"""Steps after which counts lose half their weight."""
+NEVER, ALWAYS = inf, 0.0  # thresholds of policies that verify no cache draft, and all of them
+PAPER_FACTOR: Final = 1.0  # draft tokens for each matched token, of the baselines (paper, Table 7)
+HALVES: Final = 1024  # steps after which counts are halved
 MATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Longest match of each bucket; a ninth holds what is longer."""
-POSITIONS: Final = 64
-"""Positions counted by themselves; later ones share the last."""
+"""Longest match of each bucket; a ninth bucket holds longer ones."""
+POSITIONS: Final = 64  # positions with counts of their own; later ones share the last
 _LOCAL, _MATCH, LENGTH = (FEATURES.index(n) for n in ("local", "match_len", "draft_len"))
 
 
 class Buckets:
-    """Counts of one worker, in the place of :func:`decoder.core.choice.choose`."""
+    """The counts of one worker; used instead of :func:`decoder.core.choice.choose`."""
 
     def __init__(self) -> None:
         shape = 2, len(MATCHES) + 1, POSITIONS
@@ -48,7 +43,7 @@ class Buckets:
         self._steps = 0
 
     def update(self, rows: NDArray[Any]) -> None:
-        """Count the labels of cache drafts, censored ones as far as they are known. Mutates.
+        """Count the labels of cache drafts; censored ones up to where they are known. Mutates.
 
         Args:
             rows: [n] of :data:`decoder.contracts.fields.ROW`.
@@ -62,14 +57,14 @@ class Buckets:
             self._observed[source, match, : accepted + broke[row]] += 1
 
     def curves(self, features: FloatArray) -> FloatArray:
-        """Survival of each draft through each of its positions: float32 [m, POSITIONS]."""
-        held = (self._accepted + 1.0) / (self._observed + 2.0)
-        found: FloatArray = np.cumprod(held[_places(features)], axis=1, dtype=np.float32)
-        found[np.arange(POSITIONS) >= features[:, LENGTH, None]] = 0.0
-        return found
+        """Survival of each draft by position: float32 [m, POSITIONS]."""
+        chances = (self._accepted + 1.0) / (self._observed + 2.0)
+        survival: FloatArray = np.cumprod(chances[_places(features)], axis=1, dtype=np.float32)
+        survival[np.arange(POSITIONS) >= features[:, LENGTH, None]] = 0.0
+        return survival
 
     def __call__(self, policy: Policy, step: Step) -> Chosen:
-        """As :func:`decoder.core.choice.choose`."""
+        """See :func:`decoder.core.choice.choose`."""
         self._steps += 1
         if self._steps % HALVES == 0:
             self._accepted /= 2.0
@@ -78,8 +73,8 @@ class Buckets:
 
 
 def priced(drafts: FloatArray, step: Step) -> Chosen:
-    """The best arms and lengths by survival curves [m, POSITIONS] of the step's cache drafts; model
-    drafts yield what they did lately."""
+    """The best arms and lengths for survival curves [m, POSITIONS] of the step's cache drafts;
+    model drafts yield their recent mean."""
     n, costs, inputs = len(step.candidates), step.costs, step.inputs[0]
     rows, longest = int(inputs["batch_size"]), int(inputs["model_len"])
     curves = np.zeros((n, POSITIONS), np.float32)
@@ -108,7 +103,7 @@ def _learned(policy: Policy | None) -> Policy:
 
 
 def _matched(least: int) -> Policy:
-    """Choose the cache draft where at least ``least`` tokens of context matched."""
+    """Choose the cache draft if at least ``least`` tokens of context matched."""
     weight = np.zeros((NUM_FEATURES, 1), np.float32)
     weight[FEATURES.index("match_len")] = 2.0  # steep enough for every draft to reach 0.5
     bias = np.array([1.0 - 2.0 * least], np.float32)
@@ -131,10 +126,10 @@ METHODS: Final[dict[str, Maker]] = {
     "hybrid": lambda p, t, k: Method("hybrid", _learned(p)),
     "buckets": lambda p, t, k: Method("buckets", _counting(ALWAYS), rule=Buckets),
 }
-"""Makers by name. ``frequency`` is the paper's rule (counted score against a threshold), ``arctic``
-ArcticInference's (score against the length ``k`` of a model draft), ``match4`` TensorRT-LLM's (at
-least four tokens matched); ``hybrid`` is the learned policy. The baselines draft with the options
-of the paper's Table 7, ``hybrid`` and ``buckets`` with the worker's."""
+"""Constructors by name. ``frequency`` is the paper's rule (counted score against a threshold),
+``arctic`` ArcticInference's (score against the length ``k`` of a model draft), ``match4``
+TensorRT-LLM's (at least four matched tokens); ``hybrid`` is the learned policy. Baselines draft as
+in the paper's Table 7, ``hybrid`` and ``buckets`` as the worker is set to."""
 
 
 def method(
@@ -144,10 +139,10 @@ def method(
     threshold: float | None = None,
     k: int = 4,
 ) -> Method:
-    """The method called ``name``.
+    """The method named ``name``.
 
     Args:
-        policy: for ``hybrid``, which needs one.
+        policy: for ``hybrid``, which requires one.
         threshold: for ``frequency``, tokens of counted score; 2 by default.
         k: for ``arctic``, the required score.
 
@@ -162,7 +157,7 @@ def method(
 
 
 def deciding(method: Method) -> tuple[EventLog, Callable[..., Chosen]]:
-    """For one run of ``method``: the log of its events, and what chooses."""
+    """The event log and the choice function for one run of ``method``."""
     if method.rule is None:
         return EventLog(), choose
     rule = method.rule()
@@ -170,6 +165,6 @@ def deciding(method: Method) -> tuple[EventLog, Callable[..., Chosen]]:
 
 
 def _places(features: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Source and bucket of match [m] of the drafts with ``features`` [m, features]."""
+    """Source and match bucket [m] of drafts with ``features`` [m, features]."""
     source = (features[:, _LOCAL] > 0.5).astype(np.int64)
     return source, np.searchsorted(MATCHES, features[:, _MATCH]).astype(np.int64)

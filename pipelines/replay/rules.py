@@ -1,4 +1,4 @@
-"""Every rule that a policy is compared with, and what each makes of the same recordings."""
+"""Baselines that a policy is compared with, on the same recordings."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from pipelines.reports import Step
 from pipelines.stats import Spent
 
 HYBRID: Final = "hybrid"
-ALONE: Final = ("greedy", "eagle3")
-"""Rules that no router decides."""
-LONGER: Final = 2.0
-"""Tokens of a cache draft for each one matched, where a name ends in ``@2``."""
+ALONE: Final = ("greedy", "eagle3")  # baselines without a router
+LONGER: Final = 2.0  # draft tokens for each matched token, in names that end in ``@2``
 
 
 def rivals(model_len: int) -> dict[str, Method]:
-    """Every fixed rule, and counting that learns as it goes, by name."""
+    """The fixed baselines, and online counting, by name."""
     plain = ("greedy", "suffix", "frequency", "match4")
-    found = {name: method(name) for name in (*plain, "buckets")}
+    rules = {name: method(name) for name in (*plain, "buckets")}
     for name in plain[1:]:
-        found[f"{name}@2"] = replace(method(name), draft_factor=LONGER)
+        rules[f"{name}@2"] = replace(method(name), draft_factor=LONGER)
     for k in range(1, model_len + 1):
-        found[f"eagle3:{k}"] = replace(method("eagle3"), model_limit=k)
-    return found
+        rules[f"eagle3:{k}"] = replace(method("eagle3"), model_limit=k)
+    return rules
 
 
 def spent_by_rule(
@@ -38,9 +36,12 @@ def spent_by_rule(
     router_us: Callable[[str], float] = lambda rule: 0.0, step: Step = lambda what, done, n: None,
     others: Mapping[str, Method] = {},
 ) -> dict[str, Spent]:  # fmt: skip
-    """Tokens and time of each recording by every rival, ``others`` among them, and by the hybrid
-    that decides by ``policy``, with a worker's guards if it is learned; in the unit of the cost
-    table. ``router_us`` is what deciding adds to each cycle of a rule."""
+    """Tokens and time of each recording by every baseline, by ``others``, and by the hybrid that
+    decides by ``policy``.
+
+    A learned policy has a worker's guards. Times are in the unit of the cost table; ``router_us``
+    is the time of a rule's decision, added to each cycle.
+    """
     spent, length = dict[str, Spent](), simulator.settings.model_draft_tokens
     rules = {**rivals(length), **others, HYBRID: Method(HYBRID, policy)}
     for done, (name, by) in enumerate(rules.items()):
@@ -53,7 +54,7 @@ def spent_by_rule(
 
 
 def by_trace(trace: Any, n: int, tokens: Any, time: Any) -> Spent:
-    """Sums of ``tokens`` and ``time`` of cycles by their recording, each float64 [n]."""
+    """Sums of cycles' ``tokens`` and ``time`` by recording, each float64 [n]."""
     tokens, time = (np.bincount(trace, each, n).astype(np.float64) for each in (tokens, time))
     return tokens, time
 
@@ -68,7 +69,7 @@ NAMES: Final = {
 
 
 def name_of(rule: str) -> str:
-    """One of :func:`rivals` in words."""
+    """The name of one of :func:`rivals` for people."""
     rule, _, twice = rule.partition("@")
     rule, _, tokens = rule.partition(":")
     if tokens:

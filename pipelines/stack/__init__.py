@@ -1,1 +1,1 @@
-"""hvd up: broker, registry, worker and learner as processes of one machine."""
+"""``hvd up``: broker, registry, worker and learner as processes of one machine."""

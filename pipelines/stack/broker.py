@@ -1,9 +1,9 @@
-"""The embedded Kafka broker, for one machine; and the topics, on whatever broker there is.
+"""The embedded Kafka broker, for one machine.
 
-``noida-db`` is a small binary that speaks the Kafka protocol. It saves its topics every second or
-so, and when it is stopped; killed, it may forget the last moments, which Kafka with replicas does
-not. A real cluster is used instead as soon as ``HVD_KAFKA_BOOTSTRAP_SERVERS`` names one: same
-client, same topics.
+``noida-db`` is a small binary that speaks the Kafka protocol. It saves its topics about every
+second and on SIGTERM; when killed it may lose the last moments, unlike a replicated Kafka. If
+``HVD_KAFKA_BOOTSTRAP_SERVERS`` names a broker, that is used instead, with the same client and
+topics.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from pipelines.stack.processes import Part
 
 START_SECONDS: Final = 120.0
 REQUEST_MS: Final = 5_000
-VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"
-"""Where the environment sets it, no broker is started here."""
+VARIABLE: Final = "HVD_KAFKA_BOOTSTRAP_SERVERS"  # if it is set, no broker is started here
 EMBEDDED_LIMITS: Final = {"retention.bytes": str(8 << 20), "segment.bytes": str(1 << 20)}
-"""The embedded broker holds its topics in memory and rewrites them to disk whole, three times their
-size: unlimited, 30 MB of telemetry would cost it a quarter of a core."""
+"""The embedded broker keeps its topics in memory and rewrites them to disk whole, at three times
+their size. Without limits 30 MB of telemetry would cost a quarter of a core."""
 
 
 def local(port: int) -> KafkaSettings:
-    """How to reach a broker of this machine."""
+    """Settings for a broker on this machine."""
     return KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
 
 
 def broker_part(port: int, data: Path, log: Path) -> Part:
-    """The embedded broker over what is kept in ``data``; it serves once our topics are there.
+    """The embedded broker with its files in ``data``; it is ready once our topics exist.
 
     Raises:
         BrokerError: it is not installed.
@@ -42,14 +41,14 @@ def broker_part(port: int, data: Path, log: Path) -> Part:
     """
     from learner.topics import ensure_topics
 
-    found = importlib.util.find_spec("noida_db")
-    if not (found and found.origin):
+    spec = importlib.util.find_spec("noida_db")
+    if not (spec and spec.origin):
         raise BrokerError(
             "the embedded broker is not installed: run 'pip install noida-db', or set "
             f"{VARIABLE} to a Kafka you have."
         )
-    # the package's own command is a wrapper that leaves this running when it is told to stop
-    program = str(Path(found.origin).parent / "noida-db")
+    # the package's own command is a wrapper that leaves this process running when terminated
+    program = str(Path(spec.origin).parent / "noida-db")
     arguments = (program, "start", "--only", "kafka", "--kafka-port", str(port))
 
     def is_ready() -> bool:
@@ -65,10 +64,10 @@ def broker_part(port: int, data: Path, log: Path) -> Part:
 
 
 def answers(kafka: KafkaSettings) -> bool:
-    """Whether a broker is there and lists its topics."""
+    """Whether a broker answers and lists its topics."""
     from decoder.kafka.clients import AWAY, listens, open_admin
 
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # refused connections are expected here
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # refused connections are expected
     with suppress(*AWAY):
         if listens(kafka):
             with closing(open_admin(kafka, "stack", REQUEST_MS)) as admin:

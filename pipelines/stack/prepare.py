@@ -1,8 +1,7 @@
-"""What the first start of the parts would otherwise wait for, done at the end of the set-up.
+"""Work that the first start would do, done at the end of the set-up.
 
-Packages are installed without byte code, since most of their modules nobody imports; vLLM looks at
-each model's class in a process of its own, once; the decoder's loops are compiled to machine code.
-Each is kept on disk. What fails here is done by the first start, as without this.
+It writes Python byte code, lets vLLM inspect its model classes, and compiles the decoder's loops.
+All of it is cached on disk. If a step fails here, the first start does it.
 """
 
 from __future__ import annotations
@@ -24,17 +23,20 @@ from vllm import ModelRegistry
 with ThreadPoolExecutor() as threads:
     list(threads.map(lambda name: ModelRegistry.models[name].inspect_model_cls(), sys.argv[1:]))
 """
-"""For the worker's processes: imports what they import, and looks at the classes of its models."""
+"""For the worker: imports its modules and inspects the classes of its models."""
 SERVICES: Final = """
 import uvicorn, mlflow.server.fastapi_app, mlflow.store.db.utils, mlflow.cli
 import learner.__main__, learner.loop
 import decoder.worker, decoder.core.filtering
 """
-"""For the registry and the learner; and the decoder, whose loops are compiled when imported."""
+"""For registry, learner and decoder, whose loops are compiled when imported."""
 
 
 def prepare() -> list[str]:
-    """Prepare what can be prepared, side by side; what could not be, in a sentence each.
+    """Prepare everything in parallel.
+
+    Returns:
+        a sentence for each part that failed.
 
     Raises:
         ModelError: the embedded model cannot be expanded.
@@ -47,10 +49,10 @@ def prepare() -> list[str]:
     def run(what: str, program: str, *arguments: str) -> str:
         command = [sys.executable, "-c", program, *arguments]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        said = [*done.stderr.strip().splitlines()[-1:], "no reason"]
-        return f"{what} could not be prepared: {said[0]}" if done.returncode else ""
+        lines = [*done.stderr.strip().splitlines()[-1:], "no reason"]
+        return f"{what} could not be prepared: {lines[0]}" if done.returncode else ""
 
-    with ThreadPoolExecutor() as threads:  # an interrupt reaches both, which end then
+    with ThreadPoolExecutor() as threads:  # an interrupt reaches and ends both
         started = [
             threads.submit(run, "vLLM", VLLM, *names),
             threads.submit(run, "what serves and learns", SERVICES),

@@ -1,5 +1,5 @@
-"""Child processes: start, wait until ready, watch, stop; each with its own log file. None may be
-left behind by Ctrl-C, SIGTERM or SIGHUP."""
+"""Child processes, each with its log file: start, wait until ready, stop. Ctrl-C, SIGTERM and
+SIGHUP leave none behind."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ if TYPE_CHECKING:
     import psutil
 
 TAIL_LINES: Final = 12
-TAIL_BYTES: Final = 16_384
-"""A log that grew for weeks is not read whole for its last lines."""
+TAIL_BYTES: Final = 16_384  # bytes read from the end of a log, which may have grown for weeks
 STOP_SECONDS: Final = 15.0
-"""From SIGTERM to SIGKILL: a worker sends its last events and the learner its last checkpoint."""
+"""From SIGTERM to SIGKILL. Meanwhile a worker sends its last events, and the learner saves a
+checkpoint."""
 POLL_SECONDS: Final = 0.2
 BOUND: Final = (
     *("setpriv", "--pdeathsig", "TERM", "--", "sh", "-c"),
     '[ "$PPID" = "$0" ] || exit; [ "$1" = 0 ] || { echo "$1" >/proc/self/autogroup; } 2>/dev/null; '
     'by=$1; shift; exec nice -n "$by" "$@"',
 )
-"""With our process id, niceness, and what shall run. Killed ourselves, we can stop nobody: then the
-kernel tells the child (setpriv, of util-linux, when the thread that started it ends), which would
-otherwise hold its port against the next start; nobody is told of a parent that had ended before.
-Where Linux shares processors out by session, niceness counts in the own session alone, which has
-one itself."""
+"""Runs a command with our process id, its niceness, and its arguments.
+
+If we are killed, we cannot stop the child, and it would keep its port. So setpriv (util-linux) has
+the kernel terminate it when its parent dies, and the shell exits if that has already happened.
+Where Linux groups processes by session for scheduling, niceness only counts within a session, so it
+is set for the session too.
+"""
 
 
 @dataclass(frozen=True)
 class Child:
-    """A running child: a leader of its own process group, so that its children stop with it.
+    """A running child, which leads a process group, so that its own children stop with it.
 
-    ``begins`` is where in its log, in bytes, what it wrote begins. ``process`` is psutil's, because
-    the standard library's waits for ever once an interrupt has come between its taking a lock and
-    minding to let go of it (Python 3.11, ``Popen.poll``).
+    ``begins`` is the offset of its output in its log. ``process`` is psutil's, because the standard
+    library's can deadlock after an interrupt (Python 3.11, ``Popen.poll``).
     """
 
     name: str
@@ -60,7 +61,7 @@ class Child:
         return self.process.poll() is None
 
     def tail(self, lines: int = TAIL_LINES) -> str:
-        """The end of what it wrote; empty where that is nothing, or the log is gone."""
+        """The last lines of its output; "" if there are none, or the log is gone."""
         text = ""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(max(self.begins, self.log.stat().st_size - TAIL_BYTES))
@@ -68,31 +69,31 @@ class Child:
         return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
 
     def ending(self) -> str:
-        """How it ended, as the end of a sentence; empty while it runs."""
+        """How it ended, as a predicate; "" while it runs."""
         if (status := self.process.poll()) is None:
             return ""
         return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
     def check(self) -> None:
-        """Do nothing while it runs.
+        """Check that it runs.
 
         Raises:
-            ProcessError: it has ended; the message holds the end of its log.
+            ProcessError: it has ended; with the end of its log.
         """
         if ending := self.ending():
             raise self.failure(ending)
 
     def failure(self, what: str) -> ProcessError:
-        """That it did ``what``, with the end of its log."""
+        """An error that it did ``what``, with the end of its log."""
         return ProcessError(f"{self.name} {what}. The end of {self.log}:\n{self.tail()}")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One process of a stack, the same at its first start and at every later one.
+    """One process of a stack, the same at every start.
 
-    ``is_ready`` asks, within seconds, whether it serves; ``patience_s`` is how long it may take
-    until it does.
+    ``is_ready`` says within seconds whether it serves; ``patience_s`` is how long it may take to be
+    ready.
     """
 
     name: str
@@ -105,23 +106,23 @@ class Part:
 
 
 def begin(part: Part, children: dict[str, Child], again: bool = False) -> Child:
-    """:func:`start` the process of ``part`` and put it among ``children``, whatever signal comes.
+    """:func:`start` ``part`` and add it to ``children``, with signals deferred.
 
     Raises:
         ProcessError: the program cannot be run.
     """
-    with held():
+    with signals_deferred():
         child = children[part.name] = start(part, again)
     return child
 
 
 def start(part: Part, again: bool = False) -> Child:
-    """Start ``part`` in the background; its log is emptied, or where it starts ``again`` added to.
+    """Start ``part`` in the background. Its log is truncated, or with ``again`` appended to.
 
     Raises:
-        ProcessError: the program cannot be run, or its log not be written.
+        ProcessError: the program cannot be run, or its log cannot be written.
     """
-    import psutil  # late: what starts no process does without
+    import psutil  # late: only starting needs it
 
     name, arguments, log = part.name, part.arguments, part.log
     if shutil.which(arguments[0]) is None:
@@ -131,11 +132,11 @@ def start(part: Part, again: bool = False) -> Child:
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab" if again else "wb") as out:
-            begins = out.tell()  # the child's writing moves it
+            begins = out.tell()
             process = psutil.Popen(
                 arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                 env=part.environment,
-                # a Ctrl-C in the terminal reaches us alone: we stop the children in order
+                # a terminal's Ctrl-C reaches us alone, and we stop the children in order
                 start_new_session=True,
             )  # fmt: skip
             return Child(name, process, log, begins)
@@ -146,7 +147,7 @@ def start(part: Part, again: bool = False) -> Child:
 def wait_until(
     child: Child, is_ready: Callable[[], bool], seconds: float, others: Sequence[Child] = ()
 ) -> None:
-    """Wait until ``is_ready()``; meanwhile ``child`` and ``others`` must stay alive.
+    """Wait until ``is_ready()``; ``child`` and ``others`` must stay alive.
 
     Raises:
         ProcessError: one of them ended, or the time is over.
@@ -161,33 +162,31 @@ def wait_until(
 
 
 def stop(children: Sequence[Child], seconds: float = STOP_SECONDS) -> None:
-    """End ``children`` in this order: SIGTERM to each, SIGKILL to what is left of it after a while.
+    """Stop ``children`` in order: SIGTERM, and after ``seconds`` SIGKILL for the whole group. Never
+    raises.
 
-    SIGTERM goes to the child alone, which tells its own children in an order of its own: a worker
-    that loses its engine at the same moment cannot send the engine's last events.
-
-    Never raises: it runs while something else is being reported.
+    SIGTERM goes to the child alone, which stops its own children: a worker whose engine ended at
+    the same moment could not send its last events.
     """
     import psutil
 
     for child in children:
-        with contextlib.suppress(psutil.Error):  # it has ended, or takes too long
+        with contextlib.suppress(psutil.Error):  # ended, or timed out
             child.process.terminate()
             child.process.wait(seconds)
-        # also when the leader is gone: what it started may have outlived it, and its port with it
+        # even if the leader is gone: its children may live on and hold its port
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty already
             os.killpg(child.process.pid, signal.SIGKILL)
         child.process.wait()
 
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-AGAIN_S: Final = 0.05
-"""To when a signal is raised again that nobody heard."""
+AGAIN_S: Final = 0.05  # delay before a lost signal is raised again
 
 
 @contextlib.contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[signal.Signals]]:
-    """Let ``handler`` hear those of ``SIGNALS`` that are not ignored, which are yielded."""
+    """Handle with ``handler`` those of ``SIGNALS`` that are not ignored; yields them."""
     before = {each: was for each in SIGNALS if (was := signal.getsignal(each)) != signal.SIG_IGN}
     for each in before:
         signal.signal(each, handler)
@@ -200,15 +199,15 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list
 
 @contextlib.contextmanager
 def first_only() -> Iterator[None]:
-    """The first of ``SIGNALS`` raises KeyboardInterrupt, further ones do nothing: what stops the
-    children is not itself stopped halfway.
+    """The first of ``SIGNALS`` raises KeyboardInterrupt and later ones do nothing, so that stopping
+    the children is not interrupted.
 
-    What the caller's caller ignores stays ignored, as SIGHUP under nohup. Main thread only.
+    Ignored signals stay ignored, as SIGHUP under nohup. Main thread only.
     """
 
     def heard(number: int, frame: FrameType | None) -> None:
         while frame is not None:
-            if frame.f_code is unheard.__code__:  # which lets no exception out either
+            if frame.f_code is unheard.__code__:  # no exception leaves it either
                 raise_again(number)
                 return
             frame = frame.f_back
@@ -219,7 +218,7 @@ def first_only() -> Iterator[None]:
     def unheard(what: sys.UnraisableHookArgs) -> None:
         """It came while Python ran a finalizer, which lets no exception out: raised again."""
         if not (isinstance(what.exc_value, KeyboardInterrupt) and what.exc_value.args):
-            hook(what)  # what others raised is not ours
+            hook(what)  # not ours
             return
         for each in heeded:
             signal.signal(each, heard)
@@ -238,11 +237,11 @@ def first_only() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
-    """``SIGNALS`` wait until the block has ended.
+def signals_deferred() -> Iterator[None]:
+    """Defer ``SIGNALS`` until the block has ended.
 
-    A child that was started and is not yet in the list of those to be stopped would outlive us.
-    Nothing is blocked in the kernel, because a child would inherit that.
+    Otherwise a child that was started but not yet listed could outlive us. The kernel's signal mask
+    is not used, because a child would inherit it.
     """
     pending: list[int] = []
     try:

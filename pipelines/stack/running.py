@@ -1,7 +1,7 @@
 """The whole service on one machine: broker, registry, worker and learner as child processes.
 
-What already runs elsewhere is used instead: a broker named by ``HVD_KAFKA_BOOTSTRAP_SERVERS``, a
-registry named by ``HVD_LEARNER_MLFLOW_TRACKING_URI``.
+``HVD_KAFKA_BOOTSTRAP_SERVERS`` and ``HVD_LEARNER_MLFLOW_TRACKING_URI`` name a broker or registry to
+use instead.
 """
 
 from __future__ import annotations
@@ -32,23 +32,20 @@ from pipelines.reports import Shown, write_json
 from pipelines.stack import broker, processes
 from pipelines.stack.processes import Child, Part, begin
 
-REGISTRY_SECONDS: Final = 120.0
-"""A first start creates the database: a hundred migrations."""
-WORKER_SECONDS: Final = 900.0
-"""One to three minutes; two cores that others keep busy took more than five."""
+REGISTRY_SECONDS: Final = 120.0  # the first start runs a hundred database migrations
+WORKER_SECONDS: Final = 900.0  # one to three minutes; on two busy cores it took more than five
 LEARNER_NICENESS: Final = 10
-"""The learner shares the cores with the model that serves, and must lose every contest for them."""
+"""The learner must not take processor time from the serving model on the same cores."""
 STOPPED: Final = ("worker", "learner", "registry", "broker")
-"""In this order: the last events still find a broker, the last promotion a registry."""
+"""Order of stopping: the last events need a broker, the last promotion a registry."""
 TRACKING_VARIABLE: Final = "HVD_LEARNER_MLFLOW_TRACKING_URI"
-KEY_VARIABLE: Final = "VLLM_API_KEY"
-"""Where it is set, the worker answers nobody without it."""
+KEY_VARIABLE: Final = "VLLM_API_KEY"  # if it is set, the worker refuses requests without this key
 HVD: Final = (sys.executable, "-m", "pipelines.cli")
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Where the three servers listen, on 127.0.0.1."""
+    """Ports of the three servers on 127.0.0.1."""
 
     api: int = 8000
     kafka: int = 9092
@@ -56,14 +53,14 @@ class Ports:
 
     @classmethod
     def free(cls) -> Ports:
-        """Ports that nobody uses now."""
+        """Ports that are free now."""
         return cls(*(machine.free_port() for _ in range(3)))
 
 
 @dataclass(frozen=True)
 class Home:
-    """Where a stack keeps what it writes: the registry's files, and below ``root`` the rest.
-    ``is_fresh``: what an earlier stack left in ``root`` is removed at the start."""
+    """The folders of a stack: the registry's, and ``root`` for the rest. With ``is_fresh``,
+    ``root`` is cleared at the start."""
 
     root: Path
     registry: Path
@@ -71,17 +68,17 @@ class Home:
 
     @classmethod
     def under(cls, root: Path, is_fresh: bool = False) -> Home:
-        """Everything below ``root``."""
+        """All folders below ``root``."""
         return cls(root, root / "mlruns", is_fresh)
 
     def log(self, name: str) -> Path:
-        """Of a part."""
+        """The log file of a part."""
         return self.root / "logs" / f"{name}.log"
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A running stack: what was started for it, and those of its processes that are there."""
+    """A running stack: its parts, and the processes that run."""
 
     api: str
     tracking_uri: str
@@ -91,7 +88,7 @@ class Stack:
     children: dict[str, Child]
 
     def check(self) -> None:
-        """Do nothing while all processes run.
+        """Check that all processes run.
 
         Raises:
             ProcessError: one has ended; with the end of its log.
@@ -101,8 +98,8 @@ class Stack:
 
 
 def registry_arguments(port: int, home: Path) -> list[str]:
-    """``mlflow server`` over SQLite, artefacts beside it, under names that hold without a server:
-    a notebook or ``hvd policy`` reads the same database when nothing runs."""
+    """``mlflow server`` over SQLite, with paths that also work without the server: a notebook or
+    ``hvd policy`` can read the same database."""
     from learner.release.registry.connection import database_uri  # late: doctor runs without it
 
     root = home.resolve()
@@ -123,10 +120,10 @@ QUIET: Final[Mapping[str, str]] = {
     "PYTHONUNBUFFERED": "1",
 }
 SERVER_OPTIONS: Final = ("MLFLOW_", "_MLFLOW_", "UVICORN_", "GUNICORN_")
-"""How variables begin by which the registry's server would take options."""
+"""Prefixes of variables that set options of the registry's server."""
 PLAIN: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For what is asked over http, again and again: by default each one first reads all certificates
-of the system, 20 ms of a core that the server could have used."""
+"""For plain HTTP. The default context would read all system certificates at each request, 20 ms of
+a core."""
 
 
 def responds(url: str) -> bool:
@@ -135,20 +132,17 @@ def responds(url: str) -> bool:
         verify, by_proxy = PLAIN if url.startswith("http:") else True, not is_loopback(url)
         return httpx.get(url, timeout=2.0, verify=verify, trust_env=by_proxy).is_success
     except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError):
-        return False  # the last two: of a proxy that httpx knows no way to speak to
+        return False  # the last two: httpx cannot use the proxy
 
 
 @contextmanager
 def _locked(home: Home, own_registry: bool) -> Iterator[None]:
-    """Hold the folders that a stack writes to, of the registry's only where it runs one.
-
-    Raises:
-        ProcessError: another stack holds one, or it cannot be used.
-    """
-    with ExitStack() as held:
+    """Hold the locks of the stack's folders; of the registry's only if it runs one. Raises
+    ProcessError if another stack holds one, or a folder cannot be used."""
+    with ExitStack() as locks:
         for folder in (home.root, home.registry)[: 1 + own_registry]:
             try:
-                held.enter_context(lock(folder))
+                locks.enter_context(lock(folder))
                 if home.is_fresh and folder == home.root:
                     clear(folder)
             except BlockingIOError as error:
@@ -165,10 +159,10 @@ def _locked(home: Home, own_registry: bool) -> Iterator[None]:
 
 
 def inherited(own_registry: bool) -> dict[str, str]:
-    """This process's environment, as the parts of a stack may have it.
+    """This process's environment for the parts of a stack.
 
-    Options of servers that a shell sets are meant for others. A registry that somebody else runs
-    may ask for credentials, which its client finds in the environment alone.
+    With an own registry, options of other servers are removed. A foreign registry may need
+    credentials from the environment.
     """
     return {
         name: value
@@ -178,23 +172,22 @@ def inherited(own_registry: bool) -> dict[str, str]:
 
 
 EXPECTED_S: Final[Mapping[str, float]] = {"model": 1, "broker": 1, "registry": 12, "worker": 45}
-"""Seconds that each part takes to start where :data:`LOOP_S` is true, until one was seen to start
-on this machine."""
+"""Start times of the parts on a machine with :data:`LOOP_S`, until they were measured here."""
 LOOP_S: Final = 0.05
 LOOPS: Final = 1_000_000
 
 
 class Starts:
-    """How long each part takes to start: what is expected, from the last start on this machine, and
-    a line of each on ``console``, with its seconds so far."""
+    """Start times of the parts: estimated from the last start on this machine, and shown on
+    ``console``."""
 
     def __init__(self, console: Console) -> None:
-        """Read what was recorded; where nothing was, time a loop."""
+        """Read the recorded times; without any, estimate them by timing a loop."""
         self._console = console
         self._file = machine.cache_directory() / "starts.json"
         try:
-            held = json.loads(self._file.read_text(encoding="utf-8"))
-            self.seconds = {str(name): float(seconds) for name, seconds in held.items()}
+            recorded = json.loads(self._file.read_text(encoding="utf-8"))
+            self.seconds = {str(name): float(seconds) for name, seconds in recorded.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             began = time.perf_counter()
             sum(range(LOOPS))
@@ -203,8 +196,8 @@ class Starts:
 
     @contextmanager
     def starting(self, name: str, what: str) -> Iterator[Callable[[], None]]:
-        """While ``name`` starts, whatever waits for it calls what this gives; the time that it
-        took is recorded, a failed start's not."""
+        """Show that ``name`` starts; the caller calls the yielded function while it waits. The time
+        of a successful start is recorded."""
         began, expected = time.monotonic(), self.seconds.get(name, 0.0)
         expects = f", about {expected:.0f} s" if expected >= 1.0 else ""
         if not self._console.is_terminal:
@@ -214,8 +207,77 @@ class Starts:
         took = time.monotonic() - began
         self._console.print(f"  [green]ready[/green]  {what}  [dim]{took:.0f} s[/dim]")
         self.seconds[name] = round(took, 1)
-        with suppress(SettingsError):  # a full disk: the next start knows less
+        with suppress(SettingsError):  # a full disk: the next start has no estimate
             write_json(self.seconds, self._file)
+
+
+class _Launcher:
+    """Starts the parts of a stack, one after the other; ``settings`` are variables of worker and
+    learner."""
+
+    def __init__(self, ports: Ports, home: Home, console: Console, settings: Mapping[str, str]):
+        self._ports, self._home, self._settings = ports, home, settings
+        self._starts = Starts(console)
+        self._parts: dict[str, Part] = {}
+        self.children: dict[str, Child] = {}
+        self.own_registry = not os.environ.get(TRACKING_VARIABLE)
+
+    def start_all(self, serve_options: Sequence[str]) -> Stack:
+        """Start broker, registry, learner and worker, and wait until they are ready."""
+        ports, home = self._ports, self._home
+        uri = os.environ.get(TRACKING_VARIABLE) or f"http://127.0.0.1:{ports.mlflow}"
+        api = f"http://127.0.0.1:{ports.api}"
+        with self._starts.starting("model", "model"):
+            embedded.ensure_model(Console(quiet=True))
+        kafka = self._broker()
+        environment = {
+            **QUIET, **self._settings, **inherited(self.own_registry), TRACKING_VARIABLE: uri,
+            broker.VARIABLE: kafka.bootstrap_servers,
+            "HVD_LEARNER_STATE_DIR": str(home.root / "learner"),
+        }  # fmt: skip
+
+        def server(name: str, arguments: Sequence[str], seconds: float, url: str) -> Part:
+            is_ready = partial(responds, f"{url}/health")
+            return Part(name, arguments, home.log(name), is_ready, seconds, environment)
+
+        if self.own_registry:
+            otherwise = f"set {TRACKING_VARIABLE}={uri} if that is the registry to use"
+            machine.check_free(ports.mlflow, otherwise)
+            arguments = registry_arguments(ports.mlflow, home.registry)
+            self._start(server("registry", arguments, REGISTRY_SECONDS, uri), f"registry {uri}")
+        self._parts["learner"] = learner = Part(  # it has no port, and nobody waits for it
+            "learner", (*HVD, "learn"), home.log("learner"), niceness=LEARNER_NICENESS,
+            environment={**environment, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        begin(learner, self.children)
+        arguments = [*HVD, "serve", "--port", str(ports.api), *serve_options]
+        worker = server("worker", arguments, WORKER_SECONDS, api)
+        self._start(worker, f"worker {api} and learner")
+        return Stack(api, uri, kafka, embedded.SERVED_NAME, self._parts, self.children)
+
+    def _broker(self) -> KafkaSettings:
+        """The broker that the environment names, with our topics; else start the embedded one."""
+        if broker.VARIABLE in os.environ:
+            kafka = KafkaSettings.load()
+            with self._starts.starting("topics", f"topics on Kafka at {kafka.bootstrap_servers}"):
+                ensure_topics(kafka)
+            return kafka
+        kafka, home = broker.local(self._ports.kafka), self._home
+        part = broker.broker_part(self._ports.kafka, home.root / "broker", home.log("broker"))
+        self._start(part, f"broker {kafka.bootstrap_servers}")
+        return kafka
+
+    def _start(self, part: Part, what: str) -> None:
+        """Start ``part`` and wait until it is ready."""
+        with self._starts.starting(part.name, what) as show:
+            self._parts[part.name] = part
+            child = begin(part, self.children)
+
+            def is_ready() -> bool:
+                show()
+                return part.is_ready()
+
+            processes.wait_until(child, is_ready, part.patience_s, list(self.children.values()))
 
 
 @contextmanager
@@ -226,70 +288,20 @@ def running(
     serve_options: tuple[str, ...] = (),
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Stack]:
-    """Start the stack, wait until it serves, and stop it on leaving, however it is left.
+    """Start a stack, wait until it serves, and stop it on leaving.
 
     Args:
         serve_options: further arguments of ``hvd serve``.
-        settings: variables of worker and learner; the caller's environment goes before them.
+        settings: variables of worker and learner; the caller's environment overrides them.
 
     Raises:
-        BrokerError, ProcessError, ModelError, RegistryError: the stack did not come up.
+        BrokerError, ProcessError, ModelError, RegistryError: the stack did not start.
     """
-    parts: dict[str, Part] = {}
-    children: dict[str, Child] = {}
-    own_registry = not os.environ.get(TRACKING_VARIABLE)
-    uri = os.environ.get(TRACKING_VARIABLE) or f"http://127.0.0.1:{ports.mlflow}"
-    api = f"http://127.0.0.1:{ports.api}"
-
-    starts = Starts(console)
-
-    def start(part: Part, what: str) -> None:
-        """Start ``part`` and wait until it serves."""
-        with starts.starting(part.name, what) as shown:
-            parts[part.name] = part
-            child = begin(part, children)
-
-            def is_ready() -> bool:
-                shown()
-                return part.is_ready()
-
-            processes.wait_until(child, is_ready, part.patience_s, list(children.values()))
-
-    def server(name: str, arguments: Sequence[str], seconds: float, url: str) -> Part:
-        answers = partial(responds, f"{url}/health")
-        return Part(name, arguments, home.log(name), answers, seconds, environment)
-
-    with _locked(home, own_registry), processes.first_only():
+    launcher = _Launcher(ports, home, console, settings)
+    with _locked(home, launcher.own_registry), processes.first_only():
         try:
-            with starts.starting("model", "model"):
-                embedded.ensure_model(Console(quiet=True))
-            if broker.VARIABLE in os.environ:
-                kafka = KafkaSettings.load()
-                with starts.starting("topics", f"topics on Kafka at {kafka.bootstrap_servers}"):
-                    ensure_topics(kafka)
-            else:
-                kafka = broker.local(ports.kafka)
-                part = broker.broker_part(ports.kafka, home.root / "broker", home.log("broker"))
-                start(part, f"broker {kafka.bootstrap_servers}")
-            places = {broker.VARIABLE: kafka.bootstrap_servers, TRACKING_VARIABLE: uri}
-            places["HVD_LEARNER_STATE_DIR"] = str(home.root / "learner")
-            environment = {**QUIET, **settings, **inherited(own_registry), **places}
-            if own_registry:
-                another = f"set {TRACKING_VARIABLE}={uri} if that is the registry to use"
-                machine.check_free(ports.mlflow, another)
-                arguments = registry_arguments(ports.mlflow, home.registry)
-                start(server("registry", arguments, REGISTRY_SECONDS, uri), f"registry {uri}")
-            alone = {**environment, "OMP_NUM_THREADS": "1"}
-            parts["learner"] = Part(  # it listens on no port, and nobody waits for it
-                "learner", (*HVD, "learn"), home.log("learner"),
-                environment=alone, niceness=LEARNER_NICENESS,
-            )  # fmt: skip
-            begin(parts["learner"], children)
-            arguments = [*HVD, "serve", "--port", str(ports.api), *serve_options]
-            worker = server("worker", arguments, WORKER_SECONDS, api)
-            start(worker, f"worker {api} and learner")
-            yield Stack(api, uri, kafka, embedded.SERVED_NAME, parts, children)
+            yield launcher.start_all(serve_options)
         finally:
-            if children:
+            if children := launcher.children:
                 with console.status("stopping"):
                     processes.stop([children[name] for name in STOPPED if name in children])

@@ -1,8 +1,8 @@
-"""``hvd up``: the stack, kept up until Ctrl-C, and what to try on it first.
+"""``hvd up``: starts the stack, and restarts its parts until Ctrl-C.
 
-What ends is started again, with growing pauses, and said. One part's trouble is no other's: nothing
-here waits for a part to be ready. Process supervisors of others want a configuration or a daemon of
-their own, or end everything with the first that ends.
+A part that ends is restarted after a growing pause. Nothing here waits for one part, so it cannot
+delay the others. Existing supervisors need a configuration or daemon of their own, or end
+everything with the first process that ends.
 """
 
 from __future__ import annotations
@@ -32,48 +32,45 @@ from pipelines.stack.running import KEY_VARIABLE, Home, Ports, Stack, running
 
 
 def up(ports: Ports, page_port: int, home: Home, console: Console) -> NoReturn:
-    """Start the stack and its page, and start again whatever ends; leave by an interrupt.
+    """Start the stack and its page, and restart parts that end.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; everything is stopped by then.
-        BrokerError, ProcessError, ModelError, RegistryError: a part did not come up at first.
+        BrokerError, ProcessError, ModelError, RegistryError: a part did not start.
     """
-    from pipelines.watch.live import (
-        links_to,
-        serving,
-    )  # late: who only keeps parts up needs no page
+    from pipelines.watch.live import links_to, serving
 
-    # known before a minute has gone into the rest
+    # checked before the other parts take a minute to start
     machine.check_free(page_port, "choose another with --page-port")
     with running(ports, home, console) as stack:
         logs = {name: part.log for name, part in stack.parts.items()}
         links = links_to(stack.api, stack.tracking_uri, logs)
         with serving(stack.kafka, page_port, links, logs, first_request(stack)) as page:
             console.print(greeting(stack, page, home), highlight=False, soft_wrap=True)
-            keep(stack.parts, stack.children, lambda what: say(console, what))
+            keep_up(stack.parts, stack.children, lambda what: say(console, what))
 
 
 def say(console: Console, what: str) -> None:
-    """Print ``what`` with the time of day; never raises."""
+    """Print a message with the time of day; never raises."""
     line = f"{time.strftime('%H:%M:%S')} {escape(what)}"
-    with suppress(Exception):  # a full disk, a pipe that nobody reads: what is served goes on
+    with suppress(Exception):  # a full disk or a closed pipe must not stop the stack
         console.print(line, highlight=False, soft_wrap=True)
 
 
 def first_request(stack: Stack) -> str:
-    """A command that asks something."""
+    """A curl command that sends a request."""
     messages = [{"role": "user", "content": "Name three rivers."}]
-    asked = {"model": stack.model, "messages": messages, "max_tokens": 64, "temperature": 0}
+    body = {"model": stack.model, "messages": messages, "max_tokens": 64, "temperature": 0}
     url = f"{stack.api}/v1/chat/completions -H 'Content-Type: application/json'"
-    if os.environ.get(KEY_VARIABLE):  # which the worker has as well
+    if os.environ.get(KEY_VARIABLE):  # the worker inherits it
         url += f' -H "Authorization: Bearer ${KEY_VARIABLE}"'
     if any(name.lower().endswith("_proxy") for name in os.environ):
         url = f"--noproxy '*' {url}"
-    return f"curl -s {url} -d {shlex.quote(json.dumps(asked))}"
+    return f"curl -s {url} -d {shlex.quote(json.dumps(body))}"
 
 
 def greeting(stack: Stack, page: str, home: Home) -> str:
-    """Where everything is, and a command for each thing worth trying first, as rich markup."""
+    """The addresses, and commands to try first, as rich markup."""
     kafka = stack.kafka.bootstrap_servers
     folder = Path(os.path.relpath(Path(sys.executable).parent))  # .venv/bin, in a checkout
     python, hvd = (shlex.quote(str(folder / name)) for name in ("python", "hvd"))
@@ -87,33 +84,31 @@ Logs    {home.root / "logs"}
 # a request
 {first_request(stack)}
 
-# what worker and learner say, once a second
+# the status of worker and learner, every second
 {python} -m kafka.consumer -b {kafka} -t {STATUS.name}
 
-# the policies so far: the first comes after a hundred drafts
+# the policies; the first is registered after a hundred drafts
 {hvd} policy list
 
-What ends is started again. Ctrl-C stops everything.
+Parts that end are restarted. Ctrl-C stops everything.
 """
     return re.sub("^# .*", r"[dim]\g<0>[/dim]", escape(text), flags=re.M)
 
 
-SAID_CHARACTERS: Final = 160
-"""Of a log's last line: a screen's line or two."""
+LOG_CHARACTERS: Final = 160  # most characters shown of a log's last line
 
 
-LONGEST: Final = 60.0
-"""Of the pauses before new tries, each twice the one before it, from one on. What has served for so
-long begins anew."""
-LOOK: Final = 0.2
-"""Between two looks."""
+MAX_PAUSE: Final = 60.0
+"""Longest pause before a restart. Pauses start at one and double; a part that has run for this long
+starts over."""
+POLL: Final = 0.2
 
 
 @dataclass
-class Watch:
-    """What is known of one part, in seconds of the monotonic clock.
+class PartState:
+    """The state of one part, in seconds of the monotonic clock.
 
-    ``due`` is when a part that is down is started, or one that starts must serve at the latest.
+    ``due`` is when a stopped part is restarted, or the deadline of one that starts.
     """
 
     part: Part
@@ -123,29 +118,29 @@ class Watch:
     due: float = 0.0
 
 
-def keep(
+def keep_up(
     parts: Mapping[str, Part],
     children: dict[str, Child],
     say: Callable[[str], None],
     second: float = 1.0,
 ) -> NoReturn:
-    """Start again whatever of ``parts`` ends, until an interrupt is raised.
+    """Restart any of ``parts`` that ends, until an interrupt is raised. Mutates ``children``.
 
-    Pauses are in units of ``second`` seconds. ``children`` holds their processes; who ended is
-    taken out, who was started is put in.
+    Args:
+        second: unit of the pauses, in seconds.
     """
     now = time.monotonic()
-    watches = [Watch(part, serves_since=now) for part in parts.values()]
+    watches = [PartState(part, serves_since=now) for part in parts.values()]
     while True:
         for watch in watches:
-            look(watch, children, say, second)
-        time.sleep(LOOK * second)
+            supervise(watch, children, say, second)
+        time.sleep(POLL * second)
 
 
-def look(
-    watch: Watch, children: dict[str, Child], say: Callable[[str], None], second: float = 1.0
+def supervise(
+    watch: PartState, children: dict[str, Child], say: Callable[[str], None], second: float = 1.0
 ) -> None:
-    """Do what one part needs now; waits for nothing but a child that is to be stopped."""
+    """Do what one part needs now; it waits only for a child that is being stopped."""
     part, now, trouble = watch.part, time.monotonic(), ""
     child = children.get(part.name)
     if child is None:
@@ -159,7 +154,7 @@ def look(
     elif not child.is_alive:
         trouble = child.ending()
     elif watch.serves_since is not None:
-        if now - watch.serves_since >= LONGEST * second:
+        if now - watch.serves_since >= MAX_PAUSE * second:
             watch.attempts = 0
     elif _is_ready(part):
         watch.serves_since = time.monotonic()
@@ -169,18 +164,18 @@ def look(
     if not trouble:
         return
     if child is not None:
-        processes.stop([child])  # what it started may live on, and hold its port
+        processes.stop([child])  # its own children may live on and hold its port
         del children[part.name]
         line = "".join(c for c in child.tail(1) if c.isprintable()).strip()
-        trouble += f" ({child.log.name}: {line[:SAID_CHARACTERS]})" if line else ""
+        trouble += f" ({child.log.name}: {line[:LOG_CHARACTERS]})" if line else ""
     now = time.monotonic()
     watch.down_since = watch.down_since if watch.serves_since is None else now
-    pause = second * min(2.0 ** min(watch.attempts, 30), LONGEST)
+    pause = second * min(2.0 ** min(watch.attempts, 30), MAX_PAUSE)
     watch.attempts, watch.serves_since, watch.due = watch.attempts + 1, None, now + pause
     say(f"{part.name} {trouble}; next try in {pause:.0f} s")
 
 
 def _is_ready(part: Part) -> bool:
-    with suppress(Exception):  # whatever a client makes of what is half there, the rest stays
+    with suppress(Exception):  # a half-started server must not stop the others
         return part.is_ready()
     return False

@@ -1,8 +1,8 @@
-"""An export: events as Parquet files in a folder, with what it takes to go on where it stopped.
+"""Exports events into a folder as Parquet files, and resumes where it stopped.
 
-A file is written whole, then the note beside it names it and the offsets it reaches to; what is in
-the folder and not in the note was cut short, and is written again. So each record is there once,
-whenever it is stopped; an event that a worker sent twice is told by its ``life`` and ``number``.
+Each file is written whole; then a note names it and the offsets it covers. Files that the note does
+not name were interrupted and are written again. So each record is exported once. An event that a
+worker sent twice has the same ``life`` and ``number``.
 """
 
 from __future__ import annotations
@@ -23,24 +23,22 @@ from decoder.contracts.topics import DRAFTS
 from learner.ingest.source import Fingerprint, fingerprint_of
 from learner.state_dir import LOCK, lock
 from pipelines.reports import Step, atomic_write
-from pipelines.stack.processes import held
+from pipelines.stack.processes import signals_deferred
 from pipelines.telemetry.reading import reading, records, spans
 
 FORMAT: Final = "hvd.export.v1"
 NOTE: Final = "export.json"
-ROWS_A_FILE: Final = 100_000
-"""About 50 MB while they are held, and a tenth of that on the disk."""
+ROWS_A_FILE: Final = 100_000  # about 50 MB in memory, and a tenth of that on disk
 COUNTED: Final = ("records", "refused", "unreadable", "removed")
-"""Records that were read, of these those that keep no contract, what cannot be unpacked, and what
-age removed since the export before."""
+"""Records read, of these invalid ones, records that cannot be decompressed, and records that
+expired since the last export."""
 
-Piece = tuple[int, EventBatch]
-"""A record's partition and its events."""
+Piece = tuple[int, EventBatch]  # a record's partition and its events
 
 
 @dataclass
 class Export:
-    """What lies in a folder, and how far it has read. Offsets by partition, next to read."""
+    """The content of a folder, and the next offset to read by partition."""
 
     rows: int = 0
     files: list[str] = field(default_factory=list)
@@ -52,16 +50,16 @@ class Export:
 
 
 def export(kafka: KafkaSettings, folder: Path, step: Step) -> Export:
-    """Write into ``folder`` what has come since the last time, up to what lies there now.
+    """Write new records into ``folder``, up to the topic's present end.
 
-    Interrupted, it writes what it has in hand before it passes the interrupt on.
+    On an interrupt it writes what it has read, and passes the interrupt on.
 
     Args:
-        step: told records done and to do.
+        step: called with records done and to do.
 
     Raises:
         TraceError: the folder holds something else, is full, or another export writes to it.
-        BrokerError: the broker goes away, or its topic was made anew since.
+        BrokerError: the broker goes away, or its topic was recreated.
     """
     _check(folder)
     try:
@@ -74,37 +72,37 @@ def export(kafka: KafkaSettings, folder: Path, step: Step) -> Export:
 
 
 def _exported(kafka: KafkaSettings, folder: Path, step: Step) -> Export:
-    found, pieces = _resumed(folder), list[Piece]()
-    reached = dict(found.offsets)
+    state, pieces = _resumed(folder), list[Piece]()
+    reached = dict(state.offsets)
 
     def pass_over(count: int) -> None:
-        found.counts["unreadable"] += count
+        state.counts["unreadable"] += count
 
     with reading(kafka, "export") as consumer:
-        wanted = _wanted(consumer, found)
+        wanted = _wanted(consumer, state)
         reached |= {partition: span.start for partition, span in wanted.items()}
         whole, done = sum(map(len, wanted.values())), 0
-        _write(folder, found, [], reached)  # the folder is ours before there is a file in it
+        _write(folder, state, [], reached)  # marks the folder as ours before it holds a file
         try:
             for fetched in records(consumer, DRAFTS, wanted, pass_over):
-                with held():  # no interrupt between what is in hand and its offset
+                with signals_deferred():  # no interrupt between a record and its offset
                     for record in fetched:
-                        found.counts["records"] += 1
+                        state.counts["records"] += 1
                         try:
                             pieces.append((record.partition, decode_batch(record.value or b"")))
                         except EventRefused:
-                            found.counts["refused"] += 1
+                            state.counts["refused"] += 1
                         reached[record.partition] = record.offset + 1
-                        found.marks[record.partition] = fingerprint_of(record)
+                        state.marks[record.partition] = fingerprint_of(record)
                     if sum(len(batch) for _, batch in pieces) >= ROWS_A_FILE:
-                        _write(folder, found, pieces, reached)
+                        _write(folder, state, pieces, reached)
                 done += len(fetched)
                 step("records", done, whole)
             reached |= {partition: span.stop for partition, span in wanted.items()}
         finally:
-            with held():
-                _write(folder, found, pieces, reached)
-    return found
+            with signals_deferred():
+                _write(folder, state, pieces, reached)
+    return state
 
 
 def _check(folder: Path) -> None:
@@ -114,53 +112,53 @@ def _check(folder: Path) -> None:
 
 
 def _resumed(folder: Path) -> Export:
-    """What lies in ``folder``, rid of files that were cut short; an empty one where none does."""
+    """The export in ``folder``, without interrupted files; an empty one if there is none."""
     path = folder / NOTE
     if not path.exists():
         return Export()
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if told["format"] != FORMAT:
-            raise ValueError(f"format {told['format']!r}")
-        counts = Counter({name: int(told["counts"].get(name, 0)) for name in COUNTED})
-        offsets = {int(partition): int(at) for partition, at in told["offsets"].items()}
-        marks = {int(p): (int(at), int(ms), int(crc)) for p, (at, ms, crc) in told.get("marks", ())}
-        found = Export(int(told["rows"]), list(told["files"]), counts, offsets, marks)
+        note = json.loads(path.read_text(encoding="utf-8"))
+        if note["format"] != FORMAT:
+            raise ValueError(f"format {note['format']!r}")
+        counts = Counter({name: int(note["counts"].get(name, 0)) for name in COUNTED})
+        offsets = {int(partition): int(at) for partition, at in note["offsets"].items()}
+        marks = {int(p): (int(at), int(ms), int(crc)) for p, (at, ms, crc) in note.get("marks", ())}
+        state = Export(int(note["rows"]), list(note["files"]), counts, offsets, marks)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(f"{path} is no note of an export: {error}") from error
     for stray in folder.glob("drafts-*"):
-        if stray.name not in found.files:
+        if stray.name not in state.files:
             stray.unlink()
-    return found
+    return state
 
 
-def _wanted(consumer: Any, found: Export) -> dict[int, range]:
-    """Offsets to read: from where it stopped. Counts what lay there and is gone."""
-    lying = spans(consumer, DRAFTS)
-    anew = [p for p, at in found.offsets.items() if at > lying.get(p, range(0)).stop]
-    # one that has grown past what was read holds another record there
-    places = {p: range(at, at + 1) for p, (at, _, _) in found.marks.items() if not anew}
-    there = {p: place for p, place in places.items() if place.start in lying.get(p, ())}
-    for fetched in records(consumer, DRAFTS, there):
-        anew += [r.partition for r in fetched if fingerprint_of(r) != found.marks[r.partition]]
-    if anew:
+def _wanted(consumer: Any, state: Export) -> dict[int, range]:
+    """Offsets to read from where the last export stopped. Counts expired records."""
+    available = spans(consumer, DRAFTS)
+    recreated = [p for p, at in state.offsets.items() if at > available.get(p, range(0)).stop]
+    # a recreated partition that has grown past the offset holds another record there
+    places = {p: range(at, at + 1) for p, (at, _, _) in state.marks.items() if not recreated}
+    last = {p: place for p, place in places.items() if place.start in available.get(p, ())}
+    for fetched in records(consumer, DRAFTS, last):
+        recreated += [r.partition for r in fetched if fingerprint_of(r) != state.marks[r.partition]]
+    if recreated:
         raise BrokerError(
-            f"{DRAFTS.name} was made anew since partition {anew[0]} was read. Export into another "
-            "folder."
+            f"{DRAFTS.name} was recreated since partition {recreated[0]} was read. Export into "
+            "another folder."
         )
-    due = {p: found.offsets.get(p, span.start) for p, span in lying.items()}
-    found.counts["removed"] += sum(max(lying[p].start - at, 0) for p, at in due.items())
-    return {p: range(max(span.start, due[p]), span.stop) for p, span in lying.items()}
+    due = {p: state.offsets.get(p, span.start) for p, span in available.items()}
+    state.counts["removed"] += sum(max(available[p].start - at, 0) for p, at in due.items())
+    return {p: range(max(span.start, due[p]), span.stop) for p, span in available.items()}
 
 
 def _table(pieces: Sequence[Piece]) -> Any:
-    """The events as columns of Arrow: features as floats, null without a draft."""
+    """The events as Arrow columns: features as floats, null without a draft."""
     import pyarrow as pa
 
     tables = []
     for partition, batch in pieces:
-        whence = asdict(batch.origin) | {"partition": partition, "sequence": batch.sequence}
-        columns: dict[str, Any] = {key: [value] * len(batch) for key, value in whence.items()}
+        origin = asdict(batch.origin) | {"partition": partition, "sequence": batch.sequence}
+        columns: dict[str, Any] = {key: [value] * len(batch) for key, value in origin.items()}
         for each in FIELDS:
             column: Any = {**batch.names, **batch.numbers}[each.name]
             columns[each.name] = pa.array(column, mask=column < 0) if each.nullable else column
@@ -170,28 +168,29 @@ def _table(pieces: Sequence[Piece]) -> Any:
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def _write(folder: Path, found: Export, pieces: list[Piece], reached: Mapping[int, int]) -> None:
-    """Write ``pieces`` into a file, and then the note. Empties ``pieces``; moves ``found`` on."""
+def _write(folder: Path, state: Export, pieces: list[Piece], reached: Mapping[int, int]) -> None:
+    """Write ``pieces`` into a file, and then the note. Empties ``pieces`` and advances
+    ``state``."""
     import pyarrow.parquet as pq
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if pieces:
-            name = f"drafts-{len(found.files):05d}.parquet"
+            name = f"drafts-{len(state.files):05d}.parquet"
             table = _table(pieces)
             atomic_write(
                 folder / name, lambda part: pq.write_table(table, part, compression="zstd")
             )
-            found.files.append(name)
-            found.rows += len(table)
+            state.files.append(name)
+            state.rows += len(table)
         pieces.clear()
-        found.offsets = dict(reached)
-        counts = {name: found.counts[name] for name in COUNTED}
-        told = {"format": FORMAT, "topic": DRAFTS.name, **vars(found), "counts": counts}
-        told["marks"] = [*found.marks.items()]
-        atomic_write(folder / NOTE, lambda part: part.write_text(json.dumps(told, indent=1)))
+        state.offsets = dict(reached)
+        counts = {name: state.counts[name] for name in COUNTED}
+        note = {"format": FORMAT, "topic": DRAFTS.name, **vars(state), "counts": counts}
+        note["marks"] = [*state.marks.items()]
+        atomic_write(folder / NOTE, lambda part: part.write_text(json.dumps(note, indent=1)))
     except OSError as error:
         raise TraceError(
-            f"{folder} cannot be written ({error}): what lies there is whole. Make room and run "
-            "this again, it goes on from there."
+            f"{folder} cannot be written ({error}): its files are complete. Make room and run this "
+            "again; it resumes there."
         ) from error

@@ -1,8 +1,8 @@
-"""What is held of a tenant, and the deletion of it, as far as Kafka can delete.
+"""Finds and deletes a tenant's records, as far as Kafka allows.
 
-A tenant is on the topics as a pseudonym alone, in records that hold others' rows as well. Kafka
-deletes records by age, or all of a partition up to one of them: so whoever will not wait for the
-age gives up what others have there up to the tenant's last record.
+Topics hold a tenant's pseudonym only, in records with other tenants' rows. Kafka deletes records by
+age, or all of a partition up to an offset. So immediate deletion also deletes others' records up to
+the tenant's last one.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from pipelines.telemetry.reading import reading, records, spans
 
 REQUEST_MS: Final = 30_000
 AHEAD_SECONDS: Final = 86_400.0
-"""How far a clock may be ahead; a stamp that is further is of another unit, or made up."""
+"""Clocks are ahead by less; a later timestamp has another unit, or is made up."""
 SEARCHED: Final = tuple(topic for topic in TOPICS if not topic.compacted)
-"""Policies and leases, which are kept for ever, have nothing of a tenant."""
+"""Compacted topics, which are kept forever, hold nothing of a tenant."""
 ELSEWHERE: Final = (
-    "Out of reach here: a learner's buffer and checkpoint, numbers without a tenant, which go as "
-    "newer ones come, or with its HVD_LEARNER_STATE_DIR; a worker's caches, which end with its "
-    "process; what waits in a worker while the broker is away: run this again when that is "
+    "Out of reach here: a learner's buffer and checkpoint, numbers without a tenant, which newer "
+    "ones replace, or which go with its HVD_LEARNER_STATE_DIR; a worker's caches, which end with "
+    "its process; events that wait in a worker while the broker is away: run this again when it is "
     "back; exports and copies. See docs/telemetry.md, Deleting a tenant."
 )
 
 
 @dataclass(frozen=True)
 class Held:
-    """Records of a partition that hold the tenant; ``upto`` is the offset behind the last."""
+    """Records of a partition with the tenant; ``upto`` is the offset after the last."""
 
     topic: str
     partition: int
     records: int
     upto: int
-    others: int  # records up to there that do not
-    newest: float  # seconds since the epoch, of the last one whose time is not ahead; 0: of none
-    gone_at: float  # when the topic has let go of these at the latest; 0: the broker does not say
-    ahead: int = 0  # records whose time lies ahead
+    others: int  # records before it without the tenant
+    newest: float  # latest time that is not ahead, seconds since the epoch; 0: none
+    gone_at: float  # latest expiry; 0: the broker does not say
+    ahead: int = 0  # records with a time in the future
 
 
 def sentence(held: Held) -> str:
     """``held`` for people."""
     newest, gone_at = (
-        # a topic may keep records for longer than there are dates
+        # a topic may keep records beyond the last date
         datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M") if at <= LATEST_MS / 1e3 else "never"
         for at in (held.newest, held.gone_at)
     )
@@ -78,44 +78,46 @@ def sentence(held: Held) -> str:
 
 
 def pseudonyms_of(tenant: str) -> tuple[str, ...]:
-    """``tenant``, if it is a pseudonym, and all that may stand for it under the operator's key.
+    """``tenant``, if it is a pseudonym, and its possible pseudonyms under the operator's key.
 
     Raises:
-        SettingsError: it is none, and there is no key here.
+        SettingsError: it is no pseudonym, and there is no key here.
     """
-    found = [tenant] if is_pseudonym(tenant) else []
+    pseudonyms = [tenant] if is_pseudonym(tenant) else []
     if (key := key_of(WorkerSettings.load())) is not None:
-        found += (Pseudonyms(key).of("tenant", text) for text in spellings(tenant))
-    if not found:
+        pseudonyms += (Pseudonyms(key).of("tenant", text) for text in spellings(tenant))
+    if not pseudonyms:
         raise SettingsError(
             f"what --tenant names is no pseudonym (24 hexadecimal digits): name that, or set "
             f"{VARIABLE} or {FILE_VARIABLE}, under which it is made."
         )
-    return tuple(found)
+    return tuple(pseudonyms)
 
 
 def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> tuple[list[Held], dict[str, int]]:
-    """Where ``pseudonyms`` are on the topics, as far as records lie there now; reads all of them.
-    And how many records of a topic cannot be unpacked: they may be there.
+    """Find ``pseudonyms`` on the topics; reads all records.
+
+    Returns:
+        where they are, and how many records of each topic cannot be decompressed and may hold them.
 
     Raises:
         BrokerError: the broker is away.
     """
-    kept = _retentions(kafka)
-    # They stand in JSON, and in what is none, as they are.
+    retentions = _retentions(kafka)
+    # They appear unescaped in JSON.
     sought = [pseudonym.encode() for pseudonym in pseudonyms]
     there: list[Held] = []
     unreadable: dict[str, int] = {}
     with reading(kafka, "forget") as consumer:
         for topic in SEARCHED:
             try:
-                lying = spans(consumer, topic)
+                available = spans(consumer, topic)
             except UnknownTopicOrPartitionError:
-                continue  # nothing lies on it
+                continue
             hits: dict[int, tuple[int, int, float, int]] = {}
             latest = time.time() + AHEAD_SECONDS
             passed: list[int] = []
-            for fetched in records(consumer, topic, lying, passed.append):
+            for fetched in records(consumer, topic, available, passed.append):
                 for record in fetched:
                     value = record.value or b""
                     if any(each in value for each in sought):
@@ -124,8 +126,10 @@ def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> tuple[list[Held], 
                         newest, ahead = max(newest, at * (at <= latest)), ahead + (at > latest)
                         hits[record.partition] = count + 1, record.offset + 1, newest, ahead
             for partition, (count, upto, newest, ahead) in sorted(hits.items()):
-                others = upto - lying[partition].start - count
-                gone_at = newest + kept[topic.name] if newest and topic.name in kept else 0.0
+                others = upto - available[partition].start - count
+                gone_at = (
+                    newest + retentions[topic.name] if newest and topic.name in retentions else 0.0
+                )
                 there.append(
                     Held(topic.name, partition, count, upto, others, newest, gone_at, ahead)
                 )
@@ -135,7 +139,7 @@ def found(kafka: KafkaSettings, pseudonyms: Sequence[str]) -> tuple[list[Held], 
 
 
 def delete(kafka: KafkaSettings, there: Sequence[Held]) -> None:
-    """Delete all records up to the tenant's last, where ``there`` says so; others' as well.
+    """Delete all records up to the tenant's last, in each partition of ``there``; others' as well.
 
     Raises:
         BrokerError: the broker refuses.
@@ -151,19 +155,19 @@ def delete(kafka: KafkaSettings, there: Sequence[Held]) -> None:
 
 
 def _retentions(kafka: KafkaSettings) -> dict[str, float]:
-    """Seconds that each topic keeps a record at most, where the broker says so.
+    """The longest time in seconds that each topic keeps a record, if the broker says so.
 
-    Kafka deletes segments whole, once the newest record in them is older than ``retention.ms``: a
-    record waits for those that came up to ``segment.ms`` after it, while more are written.
+    Kafka deletes whole segments, once their newest record is older than ``retention.ms``. A segment
+    takes records for up to ``segment.ms``.
     """
     try:
         with closing(open_admin(kafka, "forget", REQUEST_MS)) as admin:
-            told = settings_of(admin)
+            configs = settings_of(admin)
     except AWAY:
         return {}
     return {
         name: (age + int(settings.get(SEGMENT, SEGMENT_MS))) / 1e3
-        for name, settings in told.items()
+        for name, settings in configs.items()
         if (age := int(settings.get(RETENTION, "-1"))) >= 0
     }
 

@@ -1,4 +1,4 @@
-"""Records of a topic from one place to another, for commands that look on."""
+"""Reads records of a topic without a consumer group."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from decoder.kafka.clients import AWAY, close, fetch, listens, offsets, open_con
 from decoder.kafka.codec import Unreadable
 
 ANSWER_MS: Final = 200
-PATIENCE_S: Final = 30.0
-"""Nothing for this long where records are known to lie: the broker has gone."""
+PATIENCE_S: Final = 30.0  # timeout for records that are known to exist
 
 
 @contextmanager
 def reading(kafka: KafkaSettings, purpose: str) -> Iterator[Any]:
-    """A consumer of no group.
+    """A consumer without a group.
 
     Raises:
-        BrokerError: nobody answers there, or goes away meanwhile.
+        BrokerError: the broker does not answer, or goes away.
     """
     where = f"Kafka at {kafka.bootstrap_servers}"
     if not listens(kafka):
@@ -39,7 +38,7 @@ def reading(kafka: KafkaSettings, purpose: str) -> Iterator[Any]:
         yield consumer
     except UnknownTopicOrPartitionError as error:
         raise BrokerError(
-            f"{where} has no topic {error}: start a learner once, which makes them."
+            f"{where} has no topic {error}: start a learner once, which creates them."
         ) from error
     except AWAY as error:
         raise BrokerError(f"{where} refuses or has gone: {error!r}") from error
@@ -48,10 +47,10 @@ def reading(kafka: KafkaSettings, purpose: str) -> Iterator[Any]:
 
 
 def spans(consumer: Any, topic: Topic) -> dict[int, range]:
-    """The offsets that lie on each partition of ``topic``.
+    """The available offsets of each partition of ``topic``.
 
     Raises:
-        KafkaError, OSError: broker or topic are away.
+        KafkaError, OSError: broker or topic are missing.
     """
     places = partitions_of(consumer, topic.name)
     begins = offsets(consumer.beginning_offsets, places)
@@ -65,35 +64,36 @@ def records(
     wanted: Mapping[int, range],
     passed: Callable[[int], None] = lambda count: None,
 ) -> Iterator[list[Any]]:
-    """What lies at the ``wanted`` offsets of each partition, as it comes, in their order.
+    """Yield the records at the ``wanted`` offsets of each partition, in batches.
 
     Args:
-        passed: told how many records cannot be unpacked, as they are passed over.
+        passed: called with the number of records that are skipped because they cannot be
+            decompressed.
 
     Raises:
-        BrokerError: nothing comes any more.
-        KafkaError, OSError: broker or topic are away.
+        BrokerError: records stopped arriving.
+        KafkaError, OSError: broker or topic are missing.
     """
     open_ = {TopicPartition(topic.name, p): span for p, span in wanted.items() if span}
     consumer.assign(sorted(open_))
-    consumer.resume(*open_)  # which an earlier reading may have paused
+    consumer.resume(*open_)  # an earlier reading may have paused them
     for place, span in open_.items():
         consumer.seek(place, span.start)
-    heard = time.monotonic()
+    last_arrival = time.monotonic()
 
     def pass_over(batch: Unreadable) -> None:
-        nonlocal heard
-        heard = time.monotonic()
+        nonlocal last_arrival
+        last_arrival = time.monotonic()
         passed(min(batch.upto, wanted[batch.place.partition].stop) - batch.offset)
 
     while open_:
         fetched = fetch(consumer, ANSWER_MS, pass_over)
-        came = [r for r in fetched if r.offset < wanted[r.partition].stop]
+        batch_ = [r for r in fetched if r.offset < wanted[r.partition].stop]
         for place in [p for p, span in open_.items() if consumer.position(p) >= span.stop]:
-            consumer.pause(place)  # what workers go on sending there is not asked for
+            consumer.pause(place)  # later records are not wanted
             del open_[place]
-        if came:
-            heard = time.monotonic()
-            yield came
-        elif open_ and time.monotonic() - heard > PATIENCE_S:
-            raise BrokerError(f"records of {topic.name} do not come any more: is the broker there?")
+        if batch_:
+            last_arrival = time.monotonic()
+            yield batch_
+        elif open_ and time.monotonic() - last_arrival > PATIENCE_S:
+            raise BrokerError(f"records of {topic.name} stopped arriving: is the broker there?")

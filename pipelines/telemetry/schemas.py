@@ -1,9 +1,7 @@
-"""JSON Schema (2020-12) of what each topic carries, made of the code that reads it.
+"""JSON Schema (2020-12) of each topic's records, generated from the code that reads them.
 
-Types come from the contracts' models, and columns of events from :data:`FIELDS`.
-
-What is said now may only add to what the last release said, under ``deploy/schemas/released``; a
-test holds the two together.
+Types come from the contracts' models, columns of events from :data:`FIELDS`. Changes must be
+compatible with the last release's schemas in ``deploy/schemas/released``; a test checks it.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ Schema = dict[str, Any]
 
 
 def files() -> dict[str, str]:
-    """Text by name of file in ``deploy/schemas``."""
+    """Contents of ``deploy/schemas`` by file name."""
     return {
         f"{name}.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
         for name, schema in _schemas().items()
@@ -39,8 +37,8 @@ def files() -> dict[str, str]:
 
 
 def _schemas() -> dict[str, Schema]:
-    """The schemas by name: a topic's, or the id of the list of features."""
-    made = {
+    """The schemas by topic name, and that of the feature list by its id."""
+    schemas = {
         DRAFTS.name: _drafts(),
         DEAD.name: _dead(),
         LESSONS.name: _lessons(),
@@ -50,9 +48,9 @@ def _schemas() -> dict[str, Schema]:
         TRIALS.name: Round.model_json_schema(),
         SCHEMA_ID: _features(),
     }
-    # without the titles that pydantic makes of names: a property of that name is no text
+    # drop the titles that pydantic derives from names, but no property of that name
     untitled = json.loads(
-        json.dumps(made),
+        json.dumps(schemas),
         object_hook=lambda part: {
             key: value for key, value in part.items() if key != "title" or isinstance(value, dict)
         },
@@ -80,7 +78,7 @@ def _drafts() -> Schema:
 
 
 def _columns() -> Schema:
-    """Of the columns beside the features: what the table of fields says of each."""
+    """The columns beside the features, from the table of fields."""
     return {
         "description": "Columns of a record. Unknown columns are additive and ignored; one that is "
         "not required is absent from records of earlier releases.",
@@ -144,8 +142,8 @@ def _policy() -> Schema:
 
 
 def _dead() -> Schema:
-    """Of headers, which are text."""
-    told = headers_of(Fetched(0, 0, 0, None, b""), EventRefused(""))
-    text = {name: {"type": "string"} for name, _ in told}
+    """Headers, which are text."""
+    headers = headers_of(Fetched(0, 0, 0, None, b""), EventRefused(""))
+    text = {name: {"type": "string"} for name, _ in headers}
     names = {name: {"const": value.decode()} for name, value in DEAD.headers}
-    return {"type": "object", "properties": text | names, "required": [name for name, _ in told]}
+    return {"type": "object", "properties": text | names, "required": [name for name, _ in headers]}

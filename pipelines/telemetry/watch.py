@@ -1,8 +1,8 @@
-"""Accepted length and calibration error by workload, followed on the topic by ADWIN.
+"""Follows accepted length and calibration error by workload, with drift detection by ADWIN.
 
-ADWIN (Bifet and Gavalda 2007) keeps a window that it cuts where the means of its halves differ:
-what it holds is the workload as it is now, and a cut is a change. Drafts of one request in one
-record are one number, their mean, since they are correlated.
+ADWIN (Bifet and Gavalda 2007) keeps a window and cuts it where the means of its parts differ. The
+window then describes the workload as it is now, and a cut is a change. Drafts of one request in one
+record are correlated, so their mean counts as one value.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from decoder.contracts.settings import KafkaSettings
 from decoder.contracts.topics import DRAFTS
 from pipelines.telemetry.reading import reading, records, spans
 
-DELTA: Final = 0.002
-"""Significance of a cut: river's."""
+DELTA: Final = 0.002  # significance level of a cut: river's default
 WORKLOADS: Final = 200
-"""Workloads followed by name; anybody may make names up, and later ones are one: ``others``."""
+"""Most workloads to follow by name, since clients choose the names; later ones count as
+``OTHERS``."""
 OTHERS: Final = "(others)"
 LOOK_SECONDS: Final = 1.0
 MEASURES: Final = {"accepted": "accepted length", "calibration": "calibration error"}
-"""Tokens of a draft, and tokens expected of it less those accepted."""
+"""In tokens of a draft; the error is predicted less accepted tokens."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """The mean of ``measure``, in tokens, was ``before`` and is ``now``, of the drafts until
-    ``time`` (seconds since the epoch)."""
+    """The mean of ``measure``, in tokens, changed from ``before`` to ``now``, at ``time`` (seconds
+    since the epoch)."""
 
     workload: str
     measure: str
@@ -50,14 +50,14 @@ class Change:
 
 @dataclass
 class Followed:
-    """What is known of the workloads by now; ``refused`` counts records that keep no contract."""
+    """The state of all workloads; ``refused`` counts invalid records."""
 
     drafts: dict[str, int] = field(default_factory=dict)
     refused: int = 0
     _windows: dict[tuple[str, str], ADWIN] = field(default_factory=dict)
 
     def update(self, batch: EventBatch) -> list[Change]:
-        """Take in the complete labels of a record; what changed by them. Mutates."""
+        """Read the complete labels of a record; returns the changes. Mutates."""
         numbers = batch.numbers
         whole = ~np.array(list(map(bool, batch.names["censored"]))) & (numbers["draft_len"] > 0)
         values = {
@@ -82,7 +82,7 @@ class Followed:
         return changes
 
     def summary(self) -> dict[str, Any]:
-        """By workload its drafts, and the means of both measures as they are now; plain JSON."""
+        """By workload its drafts and the current means of both measures; JSON-ready."""
         now = {key: window.estimation for key, window in self._windows.items()}
         workloads = {
             name: {"drafts": n, **{measure: now[name, measure] for measure in MEASURES}}
@@ -92,18 +92,18 @@ class Followed:
 
 
 def follow(kafka: KafkaSettings, followed: Followed, *, past: bool, on: bool) -> Iterator[Change]:
-    """Changes as they are found.
+    """Yield changes as they are found.
 
     Args:
-        past: begin with what lies on the topic, and not at its end.
-        on: go on with what comes, until the reader is closed.
+        past: start with the existing records instead of the topic's end.
+        on: continue with new records until closed.
 
     Raises:
         BrokerError: the broker is away.
     """
     with reading(kafka, "watch") as consumer:
-        lying = spans(consumer, DRAFTS)
-        reached = {p: span.start if past else span.stop for p, span in lying.items()}
+        available = spans(consumer, DRAFTS)
+        reached = {p: span.start if past else span.stop for p, span in available.items()}
         while True:
             wanted = {
                 p: range(max(span.start, reached.get(p, span.start)), span.stop)

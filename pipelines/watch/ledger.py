@@ -1,7 +1,7 @@
-"""What was seen of a running service: statuses, drafts, rounds, policies and phases; and a consumer
-that writes what it reads of them into a ledger.
+"""Observations of a running service: statuses, drafts, rounds, policies and phases, and a consumer
+that records them.
 
-It joins no consumer group: looking on must not take records from anyone.
+The consumer joins no group, so it takes no records from others.
 """
 
 from __future__ import annotations
@@ -36,30 +36,28 @@ from decoder.limited_log import LimitedLog
 
 ARMS: Final = ("cache", "model", "none")
 OWN: Final = ("", CHAMPION)
-"""Sides of steps that the policy in force decided: outside of trials, and in its blocks of them."""
+"""Variants whose steps the serving policy decided: outside of trials, and in its own blocks."""
 NUMBERS: Final = (
     *("number", "time", "policy_version", "draft_len", "predicted", "accepted"),
     *("verified_len", "model_accepted"),
 )
-KEPT_NUMBERS: Final = 100_000
-"""Events whose numbers are remembered: a record that is sent twice comes within seconds."""
+KEPT_NUMBERS: Final = 100_000  # event numbers to remember; a repeated record arrives within seconds
 
 KEPT_PUBLICATIONS: Final = 256
 AHEAD_S: Final = 60.0
-"""Clocks of machines differ by less; what says it is of later than that would never grow old."""
-LEARNED: Final = "learner"
-"""Origin, in its provenance, of a policy that learning made."""
+"""Machines' clocks differ by less. Records from further in the future would never expire."""
+LEARNED: Final = "learner"  # origin, in its provenance, of a policy that the learner trained
 
 
 @dataclass(frozen=True)
-class Foresight:
-    """What a policy foresaw of ``drafts`` cache drafts, and what came: means of accepted tokens,
-    and of how far it was ``off``."""
+class Calibration:
+    """Means over ``drafts`` cache drafts: ``predicted`` and ``accepted`` tokens, and the absolute
+    ``error``."""
 
     drafts: int
-    foreseen: float
+    predicted: float
     accepted: float
-    off: float
+    error: float
 
 
 Timed = TypeVar("Timed", WorkerStatus, LearnerStatus, Round)
@@ -67,7 +65,7 @@ Timed = TypeVar("Timed", WorkerStatus, LearnerStatus, Round)
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of traffic; ``ended`` is infinite while it lasts. Those of one ``kind`` are
+    """A window of traffic; ``ended`` is infinite while it lasts. Phases of one ``kind`` are
     compared as one."""
 
     name: str
@@ -79,7 +77,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Publication:
-    """One record of the policy topic; ``policy`` None says that the role's policy is over."""
+    """One record of the policy topic; ``policy`` is None if the role's policy was withdrawn."""
 
     time: float  # seconds since the epoch
     scope: str
@@ -89,11 +87,11 @@ class Publication:
 
 @dataclass
 class Ledger:
-    """Everything seen, in order of arrival; appended to by one thread, read by another.
+    """All observations in order of arrival; written by one thread, read by another.
 
-    Of one ``worker``, or of all where it is "". What is ``keep_s`` older than the newest of its
-    kind is forgotten, and what is :data:`AHEAD_S` ahead of now is not believed. ``refused`` counts
-    records that could not be read, ``seen`` distinct draft events, of all sides.
+    They are of one ``worker``, or of all if it is "". Records ``keep_s`` older than the newest of
+    their kind are dropped, and records :data:`AHEAD_S` in the future are ignored. ``refused``
+    counts unreadable records, ``seen`` distinct draft events of all variants.
     """
 
     worker: str = ""
@@ -110,7 +108,7 @@ class Ledger:
 
     @property
     def scope(self) -> str:
-        """That of the worker seen last; "" before any."""
+        """The scope of the worker seen last; "" before any."""
         return self.statuses[-1].scope if self.statuses else ""
 
     @property
@@ -125,49 +123,52 @@ class Ledger:
         numbers = (batch.numbers[name].tolist() for name in NUMBERS)
         names = (batch.names[name] for name in ("arm", "side", "censored"))
         for event in zip(*numbers, *names, strict=True):
-            number, at, version, length, foreseen, accepted, verified, model, *names_of = event
+            number, at, version, length, predicted, accepted, verified, model, *names_of = event
             arm, side, censored = names_of
             if (batch.origin.life, number) in self._numbers:
                 continue
             self._numbers[batch.origin.life, number] = None
             self.seen += 1
-            held = self._seconds.setdefault(int(at), Counter())
+            counts = self._seconds.setdefault(int(at), Counter())
             if side == arm == MODEL and not math.isnan(model):
-                held[MODEL, int(verified), int(model)] += 1
+                counts[MODEL, int(verified), int(model)] += 1
             if side in OWN:
-                held[arm] += 1
+                counts[arm] += 1
                 if length and not censored:
-                    told = (1, foreseen, accepted, abs(foreseen - accepted))
-                    held.update({(version, place): one for place, one in enumerate(told)})
+                    sums = (1, predicted, accepted, abs(predicted - accepted))
+                    counts.update({(version, place): n for place, n in enumerate(sums)})
         while len(self._numbers) > KEPT_NUMBERS:
             del self._numbers[next(iter(self._numbers))]
         if len(self._seconds) > 2 * self.keep_s:
             now = time.time()
-            # neither too old nor of a time to come, which would never grow old
+            # drop seconds that are too old, and future ones, which would never expire
             self._seconds = {s: c for s, c in self._seconds.items() if abs(now - s) <= self.keep_s}
 
     def sums(self, began: float, ended: float) -> Counter[Any]:
-        """What the policy in force decided between two times, in whole seconds: cycles by arm, and
-        by version and place in a :class:`Foresight` what comes to its means."""
-        found = Counter[Any]()
-        for second, held in self._seconds.copy().items():
+        """Counts of the serving policy's decisions between two times, in whole seconds: cycles by
+        arm, and sums by (version, field) of :class:`Calibration`."""
+        total = Counter[Any]()
+        for second, counts in self._seconds.copy().items():
             if began <= second < ended:
-                found.update(dict(held))
-        return found
+                total.update(dict(counts))
+        return total
 
-    def foresight(self, began: float, ended: float) -> dict[int, Foresight]:
-        """By policy version, of its cache drafts between two times that were labelled to the end;
-        in whole seconds."""
+    def calibration(self, began: float, ended: float) -> dict[int, Calibration]:
+        """By policy version, over its cache drafts with complete labels between two times, in whole
+        seconds."""
         sums = self.sums(began, ended)
         counts = {
             key[0]: n for key, n in sums.items() if isinstance(key, tuple) and key[1:] == (0,)
         }
-        return {v: Foresight(n, *(sums[v, i] / n for i in (1, 2, 3))) for v, n in counts.items()}
+        return {v: Calibration(n, *(sums[v, i] / n for i in (1, 2, 3))) for v, n in counts.items()}
 
     def acceptance(self, spans: Iterable[tuple[float, float]], length: int) -> list[float]:
-        """The chance [length] that each token of a model draft was accepted, given that those
-        before it were, in spans of time; of EAGLE3 decoding, which drafts wherever it decides. A
-        place without any counts as one of two."""
+        """The acceptance probability [length] of each token of a model draft, given those before
+        it.
+
+        It covers the given spans of time, under EAGLE3 decoding, which drafts wherever it decides.
+        A position without observations counts as one of two.
+        """
         at_risk, accepted = [2] * length, [1] * length
         for began, ended in spans:
             for key, drafts in self.sums(began, ended).items():
@@ -178,7 +179,7 @@ class Ledger:
         return [right / all_ for right, all_ in zip(accepted, at_risk, strict=True)]
 
     def add_status(self, status: WorkerStatus | LearnerStatus) -> None:
-        """Keep a worker's status, or one of the learner of its scope."""
+        """Record a worker's status, or one of its scope's learner."""
         if isinstance(status, WorkerStatus):
             if not self.worker or status.process == self.worker:
                 _append(self.statuses, status, self.keep_s)
@@ -186,49 +187,48 @@ class Ledger:
             _append(self.learner, status, self.keep_s)
 
     def add_round(self, one: Round) -> None:
-        """Keep a round of a trial."""
+        """Record a round of a trial."""
         if self._is_mine(one.worker, one.scope):
             _append(self.rounds, one, self.keep_s)
 
     def add_policy(self, at: float, scope: str, role: str, policy: Policy | None) -> None:
-        """Keep that a policy was published ``at`` seconds since the epoch, or ended: None."""
-        at = min(max(at, 0.0), time.time())  # whoever sends a record says when that was
+        """Record that a policy was published ``at`` seconds since the epoch, or withdrawn: None."""
+        at = min(max(at, 0.0), time.time())  # the sender sets a record's time
         self._published.append(Publication(at, scope, role, policy))
         del self._published[:-KEPT_PUBLICATIONS]
 
     @property
     def published(self) -> list[Publication]:
-        """The last that were published for the scope, in order."""
+        """The last publications for the scope, in order."""
         return [p for p in list(self._published) if p.scope in (self.scope, ANY_SCOPE)]
 
     def _is_mine(self, worker: str, scope: str) -> bool:
         return (not self.worker or worker == self.worker) and self.scope in ("", scope)
 
     def policy_switches(self) -> list[tuple[float, int]]:
-        """When each policy version came into force on the worker seen last, first to last, the one
-        at the start included."""
+        """When the worker seen last began to serve each policy version, including the first."""
         mine = [s for s in list(self.statuses) if s.process == self.statuses[-1].process]
         firsts = _first_of_each(mine, "policy_version")
         return [(s.policy_applied_at or s.time, s.policy_version) for s in firsts]
 
     def named(self, version: int) -> str:
-        """``v3``; of version 0, which no registry holds, also what it is."""
+        """``v3``; for version 0, which no registry holds, also what it is."""
         if version:
             return f"v{version}"
         is_first = any(s.policy_role == FIRST for s in list(self.statuses) if not s.policy_version)
         return "v0, the policy that ships" if is_first else "v0, nothing learned"
 
     def alarms(self) -> list[float]:
-        """When the learner said that the traffic had changed, seconds since the epoch."""
+        """When the learner detected drift, seconds since the epoch."""
         return sorted({s.last_drift_at for s in list(self.learner) if s.drifts})
 
     def rollout_moves(self) -> list[tuple[float, str]]:
-        """What the learner did with policies on trial, and why, in its own words."""
+        """What the learner did with policies on trial, in its own words."""
         firsts = _first_of_each(list(self.learner), "rollout_said")
         return [(s.time, s.rollout_said) for s in firsts if s.rollout_said]
 
     def learned_versions(self) -> list[int]:
-        """Versions that learning made and that came into force, in order of first use."""
+        """Versions that the learner trained and the worker served, in order of first use."""
         policies = [p.policy for p in self.published if p.policy]
         learned = {p.version for p in policies if p.provenance.get("origin") == LEARNED}
         versions = dict.fromkeys(version for _, version in self.policy_switches())
@@ -236,17 +236,17 @@ class Ledger:
 
     @property
     def produced(self) -> int:
-        """Events the worker made."""
+        """Events that the worker made."""
         return self.statuses[-1].events_made if self.statuses else 0
 
     @property
     def consumed(self) -> int:
-        """Distinct events the learner took in."""
+        """Distinct events that the learner read."""
         return self.learner[-1].events_consumed if self.learner else 0
 
 
 def _first_of_each(statuses: list[Timed], name: str) -> list[Timed]:
-    """The first of each run of statuses that say the same under ``name``."""
+    """The first of each run of statuses with the same value of ``name``."""
     return [next(group) for _, group in itertools.groupby(statuses, key=attrgetter(name))]
 
 
@@ -267,8 +267,11 @@ _limited_log: Final = LimitedLog()
 
 
 def ingest(ledger: Ledger, topic: str, key: bytes | None, value: bytes | None, at: float) -> None:
-    """Write one record, of ``at`` in seconds since the epoch, into ``ledger``; one that cannot be
-    read is counted. Never raises."""
+    """Record one record in ``ledger``; an unreadable one is counted. Never raises.
+
+    Args:
+        at: the record's time, seconds since the epoch.
+    """
     try:
         if topic == POLICY.name:
             scope, _, role = (key or b"").decode(errors="replace").partition("/")
@@ -283,21 +286,21 @@ def ingest(ledger: Ledger, topic: str, key: bytes | None, value: bytes | None, a
         ledger.refused += 1
     except Exception:  # noqa: BLE001 -- whatever it is, a page must not go stale
         ledger.refused += 1
-        _limited_log.exception("a record was passed over: it cannot be shown")
+        _limited_log.exception("a record was skipped: it cannot be shown")
 
 
 def _topic_ids(consumer: Any) -> dict[Any, Any]:
-    """The id of its topic by each partition there is."""
+    """The topic id of every partition."""
     layouts = [layout_of(consumer, topic.name) for topic in FOLLOWED]
     return {place: topic_id for topic_id, places in layouts for place in places}
 
 
 class Observer:
-    """Reads in a thread, while its block lasts.
+    """Reads the topics in a thread while its block lasts.
 
-    Policies are read from the beginning, statuses and rounds from ``since_s`` ago, drafts, which
-    are many, from the end; all topics from the beginning where it is infinite, and again when a
-    broker that was away comes back. Else it goes on where it was.
+    Policies are read from the beginning, statuses and rounds from ``since_s`` ago, drafts from the
+    end. If ``since_s`` is infinite, all topics are read from the beginning, and again after a
+    broker was away; otherwise reading continues where it stopped.
     """
 
     def __init__(self, kafka: KafkaSettings, ledger: Ledger, since_s: float = 0.0) -> None:
@@ -319,7 +322,7 @@ class Observer:
     def _read(self) -> None:
         while not self._closing.is_set():
             try:
-                if listens(self.kafka):  # a client that finds no broker leaves sockets open
+                if listens(self.kafka):  # without a broker the client would leak sockets
                     consumer = open_consumer(self.kafka, "observer", bootstrap_timeout_ms=20_000)
                     try:
                         self._follow(consumer)
@@ -328,7 +331,7 @@ class Observer:
             except AWAY:
                 pass
             except Exception:  # noqa: BLE001 -- as above
-                _limited_log.exception("the topics cannot be read: tried again")
+                _limited_log.exception("the topics cannot be read; retrying")
             self._closing.wait(PAUSE_S)
 
     def _follow(self, consumer: Any) -> None:
@@ -342,18 +345,18 @@ class Observer:
         if not is_whole:
             past = [p for p in places if p.topic in (STATUS.name, TRIALS.name)]
             moment = int((time.time() - self.since_s) * 1000)
-            for place, found in consumer.offsets_for_times(dict.fromkeys(past, moment)).items():
-                if found is not None:
-                    consumer.seek(place, found.offset)
+            for place, positions in consumer.offsets_for_times(dict.fromkeys(past, moment)).items():
+                if positions is not None:
+                    consumer.seek(place, positions.offset)
         for known in () if is_whole else self._next.keys() & places.items():
             consumer.seek(known[0], self._next[known])
         while not self._closing.is_set():
-            found = {known: consumer.position(known[0]) for known in places.items()}
-            self._next |= {known: at for known, at in found.items() if at is not None}
-            if (there := _topic_ids(consumer)) != places:
-                places = there
+            positions = {known: consumer.position(known[0]) for known in places.items()}
+            self._next |= {known: at for known, at in positions.items() if at is not None}
+            if (current := _topic_ids(consumer)) != places:
+                places = current
                 consumer.assign(list(places))
-                for known in places.items():  # what is new from its beginning
+                for known in places.items():  # new partitions from their beginning
                     consumer.seek(known[0], self._next.get(known, 0))
             records = fetch(consumer, 0)
             for record in records:

@@ -1,7 +1,7 @@
-"""One page about a running or a finished service: what the policy in force is worth beside other
-sides of its trial, over all and by phase; figures as JSON, and the HTML that draws them.
+"""A page about a running or a finished service: its gain over alternatives, over all and by phase.
+It makes the figures as JSON, and the HTML that draws them.
 
-It needs no network: Plotly's script comes from its wheel and is part of the page.
+The page needs no network: it includes Plotly's script from its wheel.
 """
 
 from __future__ import annotations
@@ -37,33 +37,32 @@ NAMES: Final[Mapping[str, str]] = {
     MODEL: "EAGLE3 decoding",
     FIRST: "the frozen first policy",
 }
-"""Sides that the policy in force may be compared with, as they are called."""
-FIXED: Final = (PLAIN, SUFFIX, MODEL)
-"""Of these, the methods that somebody would have to choose between."""
+"""Variants to compare the serving policy with, and their names."""
+FIXED: Final = (PLAIN, SUFFIX, MODEL)  # those that are fixed methods
 ALL: Final = "(all)"
 
 
 def is_bounded(one: Effect) -> bool:
-    """Whether there are pairs enough for an interval."""
+    """Whether there are enough pairs for an interval."""
     return one.low > 0.0 and math.isfinite(one.high)
 
 
 def as_dict(one: Effect) -> dict[str, float | int | None]:
-    """JSON-ready: ``ratio``, ``low``, ``high`` and ``pairs``; null is not known."""
+    """JSON-ready: ``ratio``, ``low``, ``high`` and ``pairs``; unknown figures are null."""
     bounds = {"low": round(one.low, 4), "high": round(one.high, 4)} if is_bounded(one) else {}
     ratio = round(one.ratio, 4) if one.pairs else None
     return {"ratio": ratio, "low": None, "high": None, "pairs": one.pairs} | bounds
 
 
 def as_text(one: Effect) -> str:
-    """``1.62 (1.51 to 1.74)``; the ratio alone while its interval is open, "-" without any."""
+    """``1.62 (1.51 to 1.74)``; "about" and the ratio without an interval, "-" without any pair."""
     if is_bounded(one):
         return f"{one.ratio:.2f} ({one.low:.2f} to {one.high:.2f})"
     return f"about {one.ratio:.2f}" if one.pairs else "-"
 
 
 def compared(rounds: Sequence[Round]) -> list[str]:
-    """Those of :data:`NAMES` that took part; where none did, plain decoding."""
+    """Those of :data:`NAMES` that took part; plain decoding if none did."""
     played = {block.side for one in rounds for block in one.blocks}
     return [side for side in NAMES if side in played] or [PLAIN]
 
@@ -80,8 +79,12 @@ def by_kind(rounds: Sequence[Round], phases: Iterable[Phase]) -> dict[str, list[
 def uplifts(
     rounds: Sequence[Round], phases: Iterable[Phase], at_end: bool = False
 ) -> dict[str, dict[str, Effect]]:
-    """Rates over each other side's by the clock, by side, of :func:`by_kind`. ``at_end``: of a run
-    whose length did not depend on them (:func:`learner.evaluation.effect.effect`)."""
+    """The ratio of wall-clock rates to each variant, for each of :func:`by_kind`.
+
+    Args:
+        at_end: whether the run's length did not depend on the rounds
+            (:func:`learner.evaluation.effect.effect`).
+    """
     sides = compared(rounds)
     return {
         kind: {side: effect_of(part, CHAMPION, side, at_end) for side in sides}
@@ -90,8 +93,8 @@ def uplifts(
 
 
 def best_and_worst(sides: Mapping[str, Effect]) -> tuple[str, str] | None:
-    """Of the fixed methods compared, the one that is nearest to the policy in force or ahead of it,
-    and the one furthest behind; None where not two of them have pairs enough."""
+    """The fastest and the slowest of the fixed methods; None if fewer than two have enough
+    pairs."""
     known = {s: e.ratio for s, e in sides.items() if s in FIXED and is_bounded(e)}
     if len(known) < 2:
         return None
@@ -99,13 +102,13 @@ def best_and_worst(sides: Mapping[str, Effect]) -> tuple[str, str] | None:
 
 
 def rate_of(rounds: Iterable[Round]) -> float:
-    """Tokens a second of the champion in its blocks, by the clock; 0 without any."""
+    """Tokens a second of the champion in its blocks, by wall clock; 0 without any."""
     blocks = [block for one in rounds if (block := one.block(CHAMPION))]
     return 1e6 * sum(b.tokens for b in blocks) / max(sum(b.us for b in blocks), 1.0)
 
 
 def over_time(rounds: Sequence[Round], side: str) -> list[tuple[float, Effect]]:
-    """The rate over ``side``'s as it was known at up to :data:`POINTS` times, oldest first."""
+    """The ratio to ``side`` as known at up to :data:`POINTS` times, oldest first."""
     pairs = [(r.time, pair_of(r.block(CHAMPION), r.block(side))) for r in rounds]
     both = [(time, pair) for time, pair in pairs if pair]
     numbers = np.array([pair for _, pair in both]).reshape(-1, WIDTH)
@@ -114,30 +117,30 @@ def over_time(rounds: Sequence[Round], side: str) -> list[tuple[float, Effect]]:
 
 
 def shares_of(cycles: Mapping[str, int]) -> dict[str, float]:
-    """Of each of :data:`ARMS`; all are 0 where nothing was decided."""
+    """Shares of :data:`ARMS`; all 0 without decisions."""
     return {arm: cycles[arm] / max(sum(cycles[arm] for arm in ARMS), 1) for arm in ARMS}
 
 
 def charts(ledger: Ledger, began: float, ended: float) -> list[Record]:
-    """All charts from ``began`` to ``ended``, seconds since the epoch. ``marks`` are upright lines
-    where something changed; a chart that ``is_empty`` has nothing to draw yet."""
+    """All charts from ``began`` to ``ended``, seconds since the epoch. ``marks`` are vertical lines
+    at changes; a chart without data ``is_empty``."""
     span = {"type": "date", "tickformat": "%H:%M:%S", "range": [_clock(began), _clock(ended)]}
     x = {"title": {"text": f"time of day ({datetime.now().astimezone():%Z})"}, **span}
     marks, ratios, shares = (of(ledger, began, ended) for of in (_marks, _ratios, _shares))
 
     def chart(name: str, title: str, note: str, y: Record, data: list[Record]) -> Record:
-        told = {"id": name, "title": title, "note": note, "data": data, "marks": marks}
+        described = {"id": name, "title": title, "note": note, "data": data, "marks": marks}
         is_empty = not any(sum(one["y"]) for one in data if one.get("hoverinfo") != "skip")
-        return told | {"is_empty": is_empty, "layout": {"xaxis": x, "yaxis": y}}
+        return described | {"is_empty": is_empty, "layout": {"xaxis": x, "yaxis": y}}
 
     ratio = (
-        "Tokens a second of the policy in force, over those of the other side, from blocks of "
-        "steps played in turn on the same requests. The band holds with 95% at all times at once. "
-        "Click a name to see the others. The axis is logarithmic: twice and half are as far from 1."
+        "Tokens a second of the serving policy over each alternative's, from interleaved blocks of "
+        "steps on the same requests. The band is a 95% confidence sequence. Click a name to show "
+        "it. The axis is logarithmic."
     )
-    arms = "What a cycle verified: a draft copied from the cache, one of the model, or none."
+    arms = "What a cycle verified: a cache draft, a model draft, or none."
     return [
-        chart("ratio", "What the service is worth", ratio, _ratio_axis(ratios), ratios),
+        chart("ratio", "Gain over each alternative", ratio, _ratio_axis(ratios), ratios),
         chart("arms", "Arms", arms, {"title": {"text": "% of cycles"}}, shares),
     ]
 
@@ -165,23 +168,23 @@ def _shares(ledger: Ledger, began: float, ended: float) -> list[Record]:
 
 
 def _marks(ledger: Ledger, began: float, ended: float) -> list[Record]:
-    found = [("phase", p.began, p.name) for p in ledger.phases]
-    found += [("policy", at, ledger.named(v)) for at, v in ledger.policy_switches()]
-    found += [("alarm", at, "alarm") for at in ledger.alarms()]
+    marks = [("phase", p.began, p.name) for p in ledger.phases]
+    marks += [("policy", at, ledger.named(v)) for at, v in ledger.policy_switches()]
+    marks += [("alarm", at, "alarm") for at in ledger.alarms()]
     return [
         {"kind": kind, "x": _clock(max(at, began)), "text": text, "colour": COLOURS[kind]}
-        for kind, at, text in found
+        for kind, at, text in marks
         if began - 5.0 <= at <= ended
     ]
 
 
 TICKS: Final = (0.1, 0.2, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0)
-"""Of the ratios' axis, which ends at the first and the last."""
+"""Ticks of the ratios' axis, which ends at the first and the last."""
 
 
 def _ratio_axis(ratios: Sequence[Record]) -> Record:
-    """The axis, logarithmic, of all ratios, whether their names are clicked or not; but for the
-    outermost, since one stalled block of a run's first would stretch it beyond use."""
+    """A logarithmic axis for all ratios, shown or not. Outliers are cut: one stalled block among
+    the first would stretch it beyond use."""
     low, high = np.quantile([y for one in ratios for y in one["y"]], (0.05, 0.95))
     ends = np.log10(np.clip([min(low, TICKS[3]), max(high, TICKS[5])], TICKS[0], TICKS[-1]))
     ticks = {"tickmode": "array", "tickvals": [*TICKS], "ticktext": [f"{tick:g}" for tick in TICKS]}
@@ -216,21 +219,21 @@ def record(
     sentences: Sequence[Record] = (),
     nothing: str = "Nothing was seen.",
 ) -> Record:
-    """What the page shows of ``ledger``, ready for JSON; all text of it is shown as text.
+    """The page's content, JSON-ready. All its strings are shown as text.
 
     Args:
         sentences: as those of :func:`pipelines.watch.live.sentences`.
-        nothing: what stands in the place of a chart without anything to draw.
+        nothing: shown in place of an empty chart.
     """
     rounds = ledger.own_rounds
-    found = uplifts(rounds, ledger.phases, bool(ledger.phases))  # they end, and are looked at once
+    gains = uplifts(rounds, ledger.phases, bool(ledger.phases))  # a fixed length, tested once
     times = [*(s.time for s in ledger.statuses), *(r.time for r in rounds)] or [time.time()]
     began, ended = min(times), max(times)
     if ledger.phases:
         began, ended = ledger.phases[0].began, min(ended, ledger.phases[-1].ended)
     tables = [
-        _ratio_table(found, by_kind(rounds, ledger.phases)),
-        _foresight_table(ledger),
+        _ratio_table(gains, by_kind(rounds, ledger.phases)),
+        _calibration_table(ledger),
         _version_table(ledger),
     ]
     return {
@@ -238,14 +241,14 @@ def record(
         "sentences": [*sentences],
         "made": f"{datetime.now().astimezone():%F %T %Z}",
         "nothing": nothing,
-        "tiles": [_tile(side, whole) for side, whole in found[ALL].items()],
+        "tiles": [_tile(side, whole) for side, whole in gains[ALL].items()],
         "charts": charts(ledger, began, max(ended, began + SHORTEST_S)),
         "tables": [table for table in tables if table["rows"]],
     }
 
 
 def render(figures: Record, live: bool = False) -> str:
-    """The HTML page of a :func:`record`; a ``live`` one asks its server for newer ones."""
+    """The HTML page of a :func:`record`; a ``live`` one polls its server."""
     from jinja2 import Environment
     from plotly.offline import get_plotlyjs
 
@@ -261,28 +264,28 @@ def _tile(side: str, whole: Effect) -> Record:
 
 
 def _ratio_table(
-    found: Mapping[str, Mapping[str, Effect]], parts: Mapping[str, Sequence[Round]]
+    gains: Mapping[str, Mapping[str, Effect]], parts: Mapping[str, Sequence[Round]]
 ) -> Record:
-    sides = [*found[ALL]]
+    sides = [*gains[ALL]]
     rows = []
-    for name, one in found.items():
-        ends = [NAMES[side] for side in best_and_worst(one) or ()] or ["cannot tell", ""]
+    for name, one in gains.items():
+        ends = [NAMES[side] for side in best_and_worst(one) or ()] or ["not known", ""]
         rate = f"{rate_of(parts[name]):.1f}" if parts[name] else "-"
         rows.append([name, *(as_text(one[side]) for side in sides), *ends, rate])
     over = [f"over {NAMES[side]}" for side in sides]
     head = ["traffic", *over, "best fixed", "worst fixed", "tokens / s"]
-    return {"title": "Nobody has to choose: ratios of tokens a second", "head": head, "rows": rows}
+    return {"title": "Ratio of tokens a second to each alternative", "head": head, "rows": rows}
 
 
-def _foresight_table(ledger: Ledger) -> Record:
+def _calibration_table(ledger: Ledger) -> Record:
     spans = [(p.name, p.began, p.ended) for p in ledger.phases] or [(ALL, 0.0, math.inf)]
     rows = [
         [name, ledger.named(version), f"{one.drafts:,}", *(f"{n:.2f}" for n in astuple(one)[1:])]
         for name, began, ended in spans
-        for version, one in sorted(ledger.foresight(began, ended).items())
+        for version, one in sorted(ledger.calibration(began, ended).items())
     ]
-    head = ["traffic", "version", "cache drafts", "foreseen", "accepted", "off by"]
-    title = "What policies foresee: accepted tokens of a cache draft"
+    head = ["traffic", "version", "cache drafts", "predicted", "accepted", "mean error"]
+    title = "Calibration: accepted tokens of a cache draft"
     return {"title": title, "head": head, "rows": rows}
 
 
@@ -290,15 +293,15 @@ def _version_table(ledger: Ledger) -> Record:
     events: list[tuple[float, str, str]] = []
     for p in ledger.published:
         if p.policy is None:
-            events.append((p.time, "", f"no policy of role {p.role} any more"))
+            events.append((p.time, "", f"role {p.role} has no policy any more"))
         else:
             share = f", a share of {p.policy.share:.0%}" if p.policy.share else ""
             what = f"published as {p.role} ({p.policy.kind}){share}"
             events.append((p.time, ledger.named(p.policy.version), what))
     switches = ledger.policy_switches()
-    events += [(at, ledger.named(v), "in force on the worker") for at, v in switches]
-    events += [(at, "", "the learner says that the traffic changed") for at in ledger.alarms()]
+    events += [(at, ledger.named(v), "serving on the worker") for at, v in switches]
+    events += [(at, "", "the learner detected drift") for at in ledger.alarms()]
     events += [(at, "", what) for at, what in ledger.rollout_moves()]
     last = sorted(events, key=lambda event: event[0])[-60:]
-    rows = [[f"{datetime.fromtimestamp(at):%F %T}", *told] for at, *told in last]
+    rows = [[f"{datetime.fromtimestamp(at):%F %T}", *cells] for at, *cells in last]
     return {"title": "Policy versions", "head": ["time of day", "version", "what"], "rows": rows}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import decoder
 import learner
+import pipelines
 
 ARGUMENTS, COMPILED_ARGUMENTS, LINES = 7, 6, 50
 LARGER: set[str] = set()
@@ -39,3 +40,9 @@ def test_nor_does_any_of_the_learner_s() -> None:
     paths = [*Path(learner.__file__).parent.rglob("*.py")]
     assert len(paths) > 40
     assert set().union(*map(too_large, paths)) == set()
+
+
+def test_nor_does_any_of_the_pipelines() -> None:
+    paths = [*Path(pipelines.__file__).parent.rglob("*.py")]
+    assert len(paths) > 80
+    assert set().union(*map(too_large, paths)) == set(), "commands take a record of options"

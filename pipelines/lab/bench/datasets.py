@@ -17,10 +17,7 @@ from typing import Any, Final
 from decoder.contracts.errors import ModelError, SettingsError
 from pipelines.prompts import Message, Prompt, PromptSet
 
-PROMPTS: Final = 20
-"""Measured prompts of each dataset (Appendix D)."""
-SPLIT_SEED: Final = 42
-"""Table 6."""
+SPLIT_SEED: Final = 42  # Table 6
 
 Row = Mapping[str, Any]
 Builder = Callable[[Row], list[Message]]
@@ -82,8 +79,10 @@ def bfcl(row: Row) -> list[Message]:
         "Say so where none of them fits or an argument is missing.\n\n"
         + json.dumps(json.loads(row["functions"]), indent=1)
     )
-    said = [{"role": m["role"], "content": m["content"]} for m in first if m["role"] != "system"]
-    return [{"role": "system", "content": system}, *said]
+    messages = [
+        {"role": m["role"], "content": m["content"]} for m in first if m["role"] != "system"
+    ]
+    return [{"role": "system", "content": system}, *messages]
 
 
 def _question_over(paragraphs: Sequence[tuple[str, str]], question: str) -> list[Message]:
@@ -128,8 +127,7 @@ infinitebench = _filled(
 )
 cnn_dailymail = _filled("Summarise this article in a few sentences.\n\n{article}")
 gov_report = _filled("Write a one-page summary of this report.\n\n{report}", "Summary:")
-mt_bench = _filled("{prompt[0]}")
-"""The first turn of a question."""
+mt_bench = _filled("{prompt[0]}")  # the first turn of a question
 
 
 @dataclass(frozen=True)
@@ -156,9 +154,9 @@ SOURCES: Final[dict[str, Source]] = {
     "spider": Source("structured", "NBAmine/xlangai-spider-with-context", "validation", spider),
     "hotpotqa": Source(HOPS, "hotpotqa/hotpot_qa", "validation", hotpotqa, "distractor"),
     "musique": Source(HOPS, "dgslibisey/MuSiQue", "validation", musique),
-    # The paper names the GitHub repository; this is the copy of it that needs no loading script.
+    # a copy of the paper's GitHub repository that needs no loading script
     "2wikimultihopqa": Source(HOPS, "framolfese/2WikiMultihopQA", "validation", hotpotqa),
-    # One task of twelve: the whole is many gigabytes and its files do not share their columns.
+    # one task of twelve; the whole has many gigabytes, and columns differ between files
     "infinitebench": Source(
         LONG,
         "xinrongzhang2022/InfiniteBench",
@@ -169,7 +167,7 @@ SOURCES: Final[dict[str, Source]] = {
     "cnn_dailymail": Source(LONG, "abisee/cnn_dailymail", "test", cnn_dailymail, "3.0.0"),
     "gov_report": Source(LONG, "ccdv/govreport-summarization", "test", gov_report),
     "alpaca": Source(OPEN, "tatsu-lab/alpaca", "train", instruction),
-    # The paper took EAGLE's copy of the questions; these are the same eighty.
+    # the same eighty questions as the paper's (EAGLE's copy)
     "mt_bench": Source(OPEN, "HuggingFaceH4/mt_bench_prompts", "train", mt_bench),
 }
 """By name, in the order of the paper's Table 1."""
@@ -197,9 +195,9 @@ def load(names: Sequence[str], count: int, problems: list[str]) -> Iterator[Prom
         except ModelError as error:
             problems.append(f"dataset {name!r} left out: {error}")
             continue
-        found = prompt_set(name, rows, problems)
-        if found is not None:
-            yield found
+        prompts = prompt_set(name, rows, problems)
+        if prompts is not None:
+            yield prompts
 
 
 def fetch(source: Source, count: int) -> list[Row]:
@@ -220,7 +218,7 @@ def fetch(source: Source, count: int) -> list[Row]:
         )
         rows = rows.shuffle(seed=SPLIT_SEED)
         return [rows[i] for i in range(min(count, len(rows)))]
-    except Exception as error:  # the library and the hub client raise dozens of kinds
+    except Exception as error:  # library and hub client raise many types
         cause = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise ModelError(
             f"{source.hub} cannot be loaded from the hub ({cause}); "

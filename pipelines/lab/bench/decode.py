@@ -1,9 +1,8 @@
-"""The run of ``hvd bench decode``: methods against each other, prompt by prompt in one process.
+"""``hvd bench decode``: methods compared prompt by prompt, in one process.
 
-For each prompt every method decodes in turn, in an order that rotates from prompt to prompt, and
-the datasets take turns as well, so that whatever else the machine does falls on all of them alike.
-A method has a session, and with it a suffix cache, of its own for each dataset. Warm-up prompts
-fill those caches and are not measured.
+Every method decodes each prompt, in an order that rotates from prompt to prompt; datasets
+alternate. Other load on the machine then affects all methods alike. Each method has its own session
+and suffix cache for each dataset. Warm-up prompts fill these caches and are not measured.
 """
 
 from __future__ import annotations
@@ -12,25 +11,24 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from decoder.contracts.bundle import ANY_SCOPE
+from decoder.contracts.bundle import ANY_SCOPE, Policy
 from decoder.contracts.errors import HvdError, SettingsError
 from decoder.core.costs import LiveCosts
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.lab.bench import methods
-from pipelines.lab.bench.datasets import PROMPTS, load
+from pipelines.lab.bench.datasets import load
 from pipelines.lab.bench.metrics import Key, Measured, Results
+from pipelines.lab.bench.options import DecodeOptions
 from pipelines.policy.moves import load_policy
-from pipelines.prompts import PromptSet, TokenPrompt, TooLong, fitting, read_folder
+from pipelines.prompts import PromptSet, TokenPrompt, fitting, read_folder
 from pipelines.reports import Shown, complain
-from pipelines.serve.command import chosen
+from pipelines.serve.command import ServeOptions, chosen
 from pipelines.workloads import prompt_sets
 
 if TYPE_CHECKING:
@@ -38,152 +36,115 @@ if TYPE_CHECKING:
     from decoder.engines.reference.session import Generation, Session
     from pipelines.replay.method import Method
 
-MACHINE_WARM_UP: Final = (32, 8)
-"""Prompt and output tokens of the first, discarded generation of each method: it pays for what a
-process does once (thread pools, allocator, code paths)."""
+WARM_UP: Final = (32, 8)
+"""Prompt and output tokens of each method's first, discarded generation. It pays the one-time costs
+of a process: thread pools, allocator, code paths."""
+REPORTED: Final = (
+    *("hub", "limit", "warmup", "max_prompt_tokens", "too_long", "max_tokens"),
+    *("dtype", "clock"),
+)
+"""Options that the report repeats as they are."""
 
 Tick = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which prompts, of a folder, the hub or else the project's own workloads, and how much of
-    them; lengths are in tokens."""
-
-    folder: Path | None = None
-    hub: bool = False
-    datasets: tuple[str, ...] = ()
-    limit: int = PROMPTS
-    warmup: int = 1
-    max_prompt_tokens: int | None = None
-    too_long: TooLong = "skip"
-    max_tokens: int = 128
-
-
-@dataclass(frozen=True)
-class Engine:
-    """The checkpoints, how they are computed, and how that is timed.
-
-    ``model`` None is the embedded one. ``policies`` are ``FILE`` or ``label=FILE``.
-    """
-
-    model: str | None = None
-    drafter: str | None = None
-    policies: tuple[str, ...] = ()
-    dtype: str = "float32"
-    threads: int | None = None
-    clock: Literal["wall", "cpu"] = "wall"
-
-
 def run(
     engine: ReferenceEngine,
-    made: Sequence[Method],
+    compared: Sequence[Method],
     sets: Sequence[PromptSet],
-    selection: Selection,
+    o: DecodeOptions,
     results: Results,
     tick: Tick,
 ) -> Results:
-    """Decode every prompt of ``sets``, one of each set in turn.
+    """Decode the prompts of ``sets``, alternating between the sets. Mutates ``results``.
 
-    Ctrl-C ends it early with what is there and marks the results as interrupted. Mutates
-    ``results``.
+    Ctrl-C ends the run early; the results are then marked as interrupted.
 
     Args:
-        tick: called before each generation, with what comes next.
+        tick: called with a description before each generation.
     """
-    from decoder.engines.reference.session import Session
-    from pipelines.replay.rivals import deciding
-
-    context, limit = engine.max_model_len, selection.limit
-    room = min(context - selection.max_tokens, selection.max_prompt_tokens or context)
     try:
-        costs = warm_up_machine(engine, made)
+        costs = warm_up_methods(engine, compared)
 
         @cache
         def opened(place: int) -> tuple[list[TokenPrompt], dict[str, Session]]:
-            """Prompts and sessions of a dataset, warmed up; who decides by costs has a server's
-            guards."""
-            how = room, selection.too_long, results.problem
-            fits = fitting(sets[place], engine.tokenizer, *how)
-            usable = list(itertools.islice(fits, limit + selection.warmup))
-            sessions = dict[str, Session]()
-            for m in made:
-                mine = costs.get(m.name)
-                guarded = mine is not None and m.rule is None
-                sessions[m.name] = m.session(engine, mine, guarded, *deciding(m))
-            for prompt in usable[limit:]:
-                for name, session in sessions.items():
-                    tick(f"warming up {sets[place].name}: {name}")
-                    session.generate(list(prompt.ids), selection.max_tokens)
-            return usable[:limit], sessions
+            return _open(engine, compared, sets[place], costs, o, results, tick)
 
-        for turn, place in itertools.product(range(limit), range(len(sets))):
+        for turn, place in itertools.product(range(o.limit), range(len(sets))):
             measured, sessions = opened(place)
             if turn < len(measured):
-                at = (turn + place) % len(made)  # the last finds the machine otherwise
-                order = [*made[at:], *made[:at]]
-                _measure(measured[turn], order, sessions, selection.max_tokens, results, tick)
+                at = (turn + place) % len(compared)
+                order = [*compared[at:], *compared[:at]]
+                _measure(measured[turn], order, sessions, o.max_tokens, results, tick)
     except KeyboardInterrupt:
         results.interrupted = True
     return results
 
 
-def warm_up_machine(engine: ReferenceEngine, made: Sequence[Method]) -> dict[str, LiveCosts]:
-    """Let every method decode a little of anything, and forget it.
-
-    Returns:
-        a profile for each learned method, which goes on learning from the run as in a server.
-    """
+def warm_up_methods(engine: ReferenceEngine, compared: Sequence[Method]) -> dict[str, LiveCosts]:
+    """Let every method decode a discarded prompt. Returns a cost profile for each learned method;
+    it goes on learning during the run, as in a server."""
     from pipelines.lab.bench.profile import profile
     from pipelines.replay.rivals import deciding
 
-    length, answer = MACHINE_WARM_UP
+    length, answer = WARM_UP
     prompt = [1 + i % 8 for i in range(length)]
-    for method in made:
+    for method in compared:
         method.session(engine, None, False, *deciding(method)).generate(prompt, answer)
-    learned = [m for m in made if m.policy.kind == "survival" or m.rule is not None]
+    learned = [m for m in compared if m.policy.kind == "survival" or m.rule is not None]
     return {m.name: profile(engine, m) for m in learned}
 
 
+def _open(
+    engine: ReferenceEngine, compared: Sequence[Method], prompts: PromptSet,
+    costs: dict[str, LiveCosts], o: DecodeOptions, results: Results, tick: Tick,
+) -> tuple[list[TokenPrompt], dict[str, Session]]:  # fmt: skip
+    """The measured prompts of a dataset, and a warmed-up session of each method. A method that
+    decides by costs has a server's guards."""
+    from pipelines.replay.rivals import deciding
+
+    context = engine.max_model_len
+    budget = min(context - o.max_tokens, o.max_prompt_tokens or context)
+    fits = fitting(prompts, engine.tokenizer, budget, o.too_long, results.problem)
+    usable = list(itertools.islice(fits, o.limit + o.warmup))
+    sessions: dict[str, Session] = {}
+    for m in compared:
+        mine = costs.get(m.name)
+        guarded = mine is not None and m.rule is None
+        sessions[m.name] = m.session(engine, mine, guarded, *deciding(m))
+    for prompt in usable[o.limit :]:
+        for name, session in sessions.items():
+            tick(f"warming up {prompts.name}: {name}")
+            session.generate(list(prompt.ids), o.max_tokens)
+    return usable[: o.limit], sessions
+
+
 def _measure(
-    prompt: TokenPrompt,
-    order: Sequence[Method],
-    sessions: dict[str, Session],
-    max_tokens: int,
-    results: Results,
-    tick: Tick,
-) -> None:
-    """``prompt`` by every method; nothing is kept of one that some method could not decode."""
+    prompt: TokenPrompt, order: Sequence[Method], sessions: dict[str, Session], max_tokens: int,
+    results: Results, tick: Tick,
+) -> None:  # fmt: skip
+    """Decode ``prompt`` by every method; if one fails, the prompt is left out of the results."""
     source = prompt.prompt
     outcomes: dict[str, Generation] = {}
     for method in order:
         tick(f"{source.dataset}: {method.name}")
-        session = sessions[method.name]
         try:
-            made = session.generate(list(prompt.ids), max_tokens)
+            outcomes[method.name] = sessions[method.name].generate(list(prompt.ids), max_tokens)
         except HvdError as error:
             where = f"{source.dataset}: prompt {source.id}"
             results.problem(f"{where} left out, {method.name} failed: {error}")
             return
-        outcomes[method.name] = made
     results.prompts[Key(source.dataset, source.id)] = Measured(source.family, outcomes)
 
 
-def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: Console) -> Results:
-    """Run the methods called ``wanted``.
+def launch(o: DecodeOptions, console: Console) -> Results:
+    """Load prompts, models and policies as ``o`` says, and run.
 
     Raises:
-        HvdError: a setting, model or method is wrong, or no prompt at all could be used.
+        HvdError: a setting, model or method is wrong, or no prompt could be used.
     """
-    problems, many = list[str](), selection.limit + selection.warmup
-    if selection.folder is not None:
-        sets = list(read_folder(selection.folder, selection.datasets, problems))
-    elif selection.hub:
-        sets = list(load(selection.datasets, many, problems))
-    else:
-        sets = list(prompt_sets(selection.datasets, many, problems))
-    if not sets:
-        raise SettingsError(f"no dataset is left to measure. {' '.join(problems)}")
+    wanted, problems = methods.names(o.methods), list[str]()
+    sets = _prompt_sets(o, problems)
     complain(console, problems)
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
     import torch
@@ -191,41 +152,56 @@ def launch(wanted: Sequence[str], selection: Selection, named: Engine, console: 
     from pipelines.lab.packed import pack
     from pipelines.lab.reference import load_engine
 
-    if named.threads is not None:
-        torch.set_num_threads(named.threads)
-    found = chosen(named.model, named.drafter, "", 0, named.dtype)
-    policies = {k: load_policy(path) for k, path in methods.policy_files(named.policies).items()}
-    if methods.SHIPPED not in policies:
-        policies[methods.SHIPPED] = first_policy(ANY_SCOPE)
-    settings = {
-        **asdict(named),
-        **asdict(selection),
-        "folder": str(selection.folder or ("hub" if selection.hub else "own workloads")),
-        "model": found.served_name or found.model,
-        "drafter": found.drafter or "none",
-        "threads": torch.get_num_threads(),
-        "machine": machine.description(),
-        "versions": machine.versions("torch", "transformers"),
-        "methods": list(wanted),
-        "policies": {
-            f"hybrid:{k}" if k else "hybrid": methods.describe(p) for k, p in policies.items()
-        },
-    }
-    engine = load_engine(found.model, found.drafter, dtype=named.dtype)
+    if o.threads is not None:
+        torch.set_num_threads(o.threads)
+    models = chosen(o.model, o.drafter, "", 0, o.dtype)
+    files = methods.policy_files(o.policy or ())
+    policies = {label: load_policy(path) for label, path in files.items()}
+    policies.setdefault(methods.SHIPPED, first_policy(ANY_SCOPE))
+    engine = load_engine(models.model, models.drafter, dtype=o.dtype)
     pack(engine)
-    if named.clock == "cpu":
+    if o.clock == "cpu":
         engine.clock = time.process_time  # type: ignore[method-assign]
     k = engine.settings.model_draft_tokens
-    made = methods.build(wanted, policies, engine.head is not None, k)
-    results, told = Results(settings, problems=problems), len(problems)
+    compared = methods.build(wanted, policies, engine.head is not None, k)
+    settings = _settings(o, models, policies) | {"threads": torch.get_num_threads()}
+    results, known = Results(settings, problems=problems), len(problems)
     with Shown(console) as shown:
-        left = len(made) * sum(min(many, len(s.prompts)) for s in sets)
-        begun = itertools.count()
+        left = len(compared) * sum(min(o.limit + o.warmup, len(s.prompts)) for s in sets)
+        done = itertools.count()
         shown.step("warming up", 0, left)
-        run(
-            engine, made, sets, selection, results, lambda what: shown.step(what, next(begun), left)
-        )
-    complain(console, results.problems[told:])
+        run(engine, compared, sets, o, results, lambda what: shown.step(what, next(done), left))
+    complain(console, results.problems[known:])
     if not results.prompts:
         raise SettingsError("no prompt was decoded by every method, so there is nothing to report.")
     return results
+
+
+def _prompt_sets(o: DecodeOptions, problems: list[str]) -> list[PromptSet]:
+    names, count = methods.words(o.datasets), o.limit + o.warmup
+    if o.prompts is not None:
+        sets = list(read_folder(o.prompts, names, problems))
+    else:
+        sets = list((load if o.hub else prompt_sets)(names, count, problems))
+    if not sets:
+        raise SettingsError(f"no dataset is left to measure. {' '.join(problems)}")
+    return sets
+
+
+def _settings(
+    o: DecodeOptions, models: ServeOptions, policies: dict[str, Policy]
+) -> dict[str, Any]:
+    """The settings of a run, for its report."""
+    return {name: getattr(o, name) for name in REPORTED} | {
+        "folder": str(o.prompts or ("hub" if o.hub else "own workloads")),
+        "datasets": methods.words(o.datasets),
+        "model": models.served_name or models.model,
+        "drafter": models.drafter or "none",
+        "machine": machine.description(),
+        "versions": machine.versions("torch", "transformers"),
+        "methods": list(methods.names(o.methods)),
+        "policies": {
+            f"hybrid:{label}" if label else "hybrid": methods.describe(policy)
+            for label, policy in policies.items()
+        },
+    }

@@ -1,8 +1,8 @@
-"""What a learner takes in: events a second on one core, and memory.
+"""``hvd bench learner``: events a second that a learner reads on one core, and its memory.
 
-Records as a worker writes them go through the learner's own intake and scopes, without a broker and
-a registry: decoding, admission, sampling, learning and judging. Times are processor time, so that a
-busy machine measures the same; making the records is not in them.
+Records like a worker's pass through the learner's intake and scopes, without broker and registry:
+decoding, admission, sampling, learning and evaluation. Times are processor time, which a busy
+machine does not change; they exclude making the records.
 """
 
 from __future__ import annotations
@@ -28,90 +28,96 @@ from learner.ingest.source import Fetched
 from learner.scopes import Scopes
 from learner.settings import LearnerSettings
 
-RECORD: Final = 256
-"""Events of a record, as a busy worker fills it."""
+RECORD: Final = 256  # events of a record, as a busy worker fills it
 TEMPLATES: Final = 64
-"""Records whose events are drawn; the others hold these under other names and times."""
-CYCLES: Final = 32
-"""Of a request."""
+"""Records with events of their own; the others repeat these under other names and times."""
+CYCLES: Final = 32  # cycles of a request
 DRAFTS: Final = 0.5
-"""Share of cycles with a cache draft: only these have features, and cost more."""
-PER_SECOND: Final = 50_000.0
-"""Events a second by the records' own clock."""
-LOOKS: Final = (1_000_000, 5_000_000, 10_000_000)
-"""Events after which the memory is looked at: what grows from the first look on grows for ever."""
-SAMPLED: Final = 1 / 16
-"""Share of the requests whose lessons an intake apart sends on."""
+"""Share of cycles with a cache draft. Only these have features, which cost more."""
+PER_SECOND: Final = 50_000.0  # events a second by the records' timestamps
+CHECKPOINTS: Final = (1_000_000, 5_000_000, 10_000_000)
+"""Numbers of events after which memory is measured; growth after the first is a leak."""
+SAMPLED: Final = 1 / 16  # share of the requests whose rows a separate intake forwards
 BEGAN: Final = 1_700_000_000.0
 
 
 def measure(
     events: int, scopes: int, progress: Callable[[int], None], intakes: int = 0
 ) -> dict[str, Any]:
-    """Take in ``events`` events of ``scopes`` scopes in turns; ``progress`` hears how many are in.
+    """Feed ``events`` events of ``scopes`` scopes to a learner. Uses a temporary folder, no network
+    and no other process.
 
-    With ``intakes`` so many make lessons of a part of the requests before, each of its own
-    partition and in time of its own: ``intake_events_per_s`` of all, each on a core.
-
-    Starts no process, needs no network; writes to a temporary folder.
+    Args:
+        progress: called with the number of events so far.
+        intakes: separate intakes, each of its own partition, that forward the rows of some of the
+            requests to the learner.
 
     Returns:
-        for ``--json``. ``rss_mb`` is what the process holds after so many events, and at the end.
+        JSON-ready figures. ``rss_mb`` is the process's memory after so many events, and at the end.
+        ``intake_events_per_s`` is the sum over separate intakes, each on its own core.
     """
     with tempfile.TemporaryDirectory() as folder:
-        # nothing is refused, so nobody is asked for a broker
+        # no record is refused, so no broker is contacted
         dead = DeadLetters(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
         shares = {f"scope{n}": SAMPLED for n in range(scopes)}
-        before = [RecordReader(dead, sample_rates=shares) for _ in range(intakes)]
-        intake = RecordReader(dead, relayed=bool(intakes))
-        held = Scopes(LearnerSettings(state_dir=Path(folder)))
-        spent, candidates, taken = 0.0, 0, 0
-        relayed, rss = [0.0] * intakes, dict[str, float]()
+        separate = [RecordReader(dead, sample_rates=shares) for _ in range(intakes)]
+        learner = _Learner(RecordReader(dead, relayed=bool(intakes)), Path(folder))
+        count, relayed, rss = 0, [0.0] * intakes, dict[str, float]()
         for record in records(-(-events // RECORD), scopes, max(intakes, 1)):
-            if taken >= LOOKS[min(len(rss), len(LOOKS) - 1)]:
-                rss[str(LOOKS[len(rss)])] = resident_mb()
-            taken += RECORD
-            progress(taken)
+            if count >= CHECKPOINTS[min(len(rss), len(CHECKPOINTS) - 1)]:
+                rss[str(CHECKPOINTS[len(rss)])] = resident_mb()
+            count += RECORD
+            progress(count)
             given: Fetched | None = record
             if intakes:
                 began = time.process_time()
-                given = _lesson(before[record.partition], record)
+                given = _forwarded(separate[record.partition], record)
                 relayed[record.partition] += time.process_time() - began
-            if given is None:
-                continue
-            began = time.process_time()
-            admitted = intake.read(given)
-            assert admitted is not None, intake.refused
-            scope = held.get(admitted.scope, admitted.events)
-            scope.update(admitted.rows)
-            won = scope.take_candidate()
-            spent += time.process_time() - began
-            if won is not None:
-                candidates += 1
-                scope.promote(replace(won.policy, version=scope.version + 1))
+            if given is not None:
+                learner.read(given)
         return {
             "scopes": scopes,
             "intakes": intakes,
-            "events": taken,
-            "events_per_s": taken / spent,
-            "intake_events_per_s": sum(taken / intakes / each for each in relayed),
+            "events": count,
+            "events_per_s": count / learner.seconds,
+            "intake_events_per_s": sum(count / intakes / each for each in relayed),
             "rss_mb": {**rss, "end": resident_mb()},
-            "candidates": candidates,
+            "candidates": learner.candidates,
         }
 
 
-def _lesson(intake: RecordReader, record: Fetched) -> Fetched | None:
-    """What an intake sends of ``record``."""
-    taught = intake.read(record)
-    assert taught is not None, intake.refused
-    if not len(taught.rows):
+class _Learner:
+    """The learner's intake and scopes; every candidate becomes champion."""
+
+    def __init__(self, intake: RecordReader, folder: Path) -> None:
+        self._intake, self._scopes = intake, Scopes(LearnerSettings(state_dir=folder))
+        self.seconds, self.candidates = 0.0, 0
+
+    def read(self, record: Fetched) -> None:
+        began = time.process_time()
+        admitted = self._intake.read(record)
+        assert admitted is not None, self._intake.refused
+        scope = self._scopes.get(admitted.scope, admitted.events)
+        scope.update(admitted.rows)
+        won = scope.take_candidate()
+        self.seconds += time.process_time() - began
+        if won is not None:
+            self.candidates += 1
+            scope.promote(replace(won.policy, version=scope.version + 1))
+
+
+def _forwarded(intake: RecordReader, record: Fetched) -> Fetched | None:
+    """The record of training rows that a separate intake sends for ``record``."""
+    admitted = intake.read(record)
+    assert admitted is not None, intake.refused
+    if not len(admitted.rows):
         return None
     source = Source(record.partition, record.offset, SAMPLED)
-    return replace(record, value=encode_rows(taught, source))
+    return replace(record, value=encode_rows(admitted, source))
 
 
 def records(count: int, scopes: int, partitions: int = 1) -> Iterator[Fetched]:
-    """``count`` records of workers in turns, one of each scope on each partition."""
+    """``count`` records of alternating workers, one for each scope on each partition."""
     draw = np.random.default_rng(0)
     pool = [_drawn(draw) for _ in range(TEMPLATES)]
     for number in range(count):
@@ -130,8 +136,7 @@ def records(count: int, scopes: int, partitions: int = 1) -> Iterator[Fetched]:
 
 
 def _drawn(draw: np.random.Generator) -> EventBatch:
-    """Cycles whose drafts survive or not as one of their features says, so that there is something
-    to learn."""
+    """A record whose drafts survive or not depending on one feature."""
     index, features = np.arange(RECORD), draw.random((RECORD, NUM_FEATURES), np.float32)
     length, survives = draw.integers(4, 25, RECORD), draw.random(RECORD) < 0.4
     features[:, FEATURES.index("draft_len")] = length
@@ -156,8 +161,8 @@ def _drawn(draw: np.random.Generator) -> EventBatch:
 
 
 def resident_mb() -> float:
-    """Memory that this process holds, in megabytes; where none tells, the most it has had."""
-    told = Path("/proc/self/statm")
-    if told.exists():
-        return int(told.read_text().split()[1]) * resource.getpagesize() / 2**20
+    """Resident memory of this process in megabytes; its peak where /proc is missing."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,8 +1,8 @@
-"""The figures of ``hvd bench decode``, and tables. Definitions follow the paper (Appendix A, G).
+"""The figures and tables of ``hvd bench decode``. Definitions follow the paper (Appendix A, G).
 
 With T decoded tokens, decoding time S and C cycles over a set of prompts: throughput ``T / S``,
-``1000 C / T`` cycles per 1K tokens, ``S / C`` a cycle, and ``T / C - 1`` draft tokens accepted a
-cycle. A prompt's first token comes with its prefill and is in none of these.
+``1000 C / T`` cycles per 1K tokens, ``S / C`` per cycle, and ``T / C - 1`` accepted draft tokens
+per cycle. All exclude a prompt's first token, which its prefill produces.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from pipelines.stats import against_best, columns, interval, loops, over, rate
 
 
 class Key(NamedTuple):
-    """Names a measured prompt within a run; ``prompt`` is its id."""
+    """A measured prompt; ``prompt`` is its id."""
 
     dataset: str
     prompt: str
 
 
-def decoded(made: Generation) -> int:
-    """Tokens that the cycles committed: all but the first, which comes with the prefill."""
-    return max(0, len(made.tokens) - 1)
+def decoded(generation: Generation) -> int:
+    """Number of tokens that cycles committed: all but the first, which the prefill produces."""
+    return max(0, len(generation.tokens) - 1)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A prompt and what every method made of it."""
+    """A prompt's family and what every method generated."""
 
     family: str
     outcomes: dict[str, Generation]
@@ -44,7 +44,7 @@ class Measured:
 
 @dataclass
 class Results:
-    """Everything known of a run; prompts in its order, each whole. ``settings`` are JSON-ready."""
+    """The prompts of a run, in order, and its problems. ``settings`` are JSON-ready."""
 
     settings: dict[str, Any]
     prompts: dict[Key, Measured] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Results:
     began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def problem(self, sentence: str) -> None:
-        """Take in what went wrong, once. Mutates."""
+        """Record a problem, once. Mutates."""
         if sentence not in self.problems:
             self.problems.append(sentence)
 
@@ -62,12 +62,12 @@ ByMethod = Mapping[str, Generation]
 
 
 def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]:
-    """Decoded tokens and microseconds of each method, by prompt, if every cycle took the median
-    time of its kind.
+    """Decoded tokens and microseconds of each method by prompt, with every cycle at the median time
+    of its kind.
 
-    On a machine that does other work a few stalled cycles can outweigh all others, and a busy
-    minute falls on one method. With times over all methods neither moves a ratio by much. Cycles
-    of one kind do about the same work: the same arm, and as many binary digits of verified length.
+    On a busy machine a few stalled cycles can outweigh all others. Medians over all methods remove
+    their effect on ratios. Cycles of one kind do about the same work: they use the same arm and
+    verify as many tokens, up to a factor of two.
     """
 
     def kind(cycle: CycleRecord) -> tuple[str, int]:
@@ -76,7 +76,7 @@ def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]
     kinds = defaultdict(list)
     for cycle in (c for p in prompts for o in p.values() for c in o.cycles):
         kinds[kind(cycle)].append(cycle.us)
-    times = {each: float(np.median(found)) for each, found in kinds.items()}
+    times = {each: float(np.median(times_of_kind)) for each, times_of_kind in kinds.items()}
     return {
         name: [(decoded(p[name]), sum(times[kind(c)] for c in p[name].cycles)) for p in prompts]
         for name in prompts[0]
@@ -84,7 +84,7 @@ def typical(prompts: Sequence[ByMethod]) -> dict[str, list[tuple[float, float]]]
 
 
 def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
-    """Throughput, cycles and arms of ``method``."""
+    """Throughput, cycles and arm shares of ``method``."""
     mine = [p[method] for p in prompts]
     spent, greedy = (
         [(decoded(p[name]), p[name].decode_us) for p in prompts if name in p]
@@ -108,27 +108,24 @@ def speeds(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
 
 
 def _over_best(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
-    """A learned method over the best rule, which is picked on the other half of the prompts; every
-    cycle at the median time of its kind."""
-    found = None
+    """A learned method over the best rule, which is chosen on the other half of the prompts; every
+    cycle takes the median time of its kind."""
+    best = None
     if method.startswith("hybrid"):
         spent = {name: columns(pairs) for name, pairs in typical(prompts).items()}
         rules = {m: s for m, s in spent.items() if not m.startswith("hybrid")}
-        found = against_best(spent[method], rules)
+        best = against_best(spent[method], rules)
     return {
-        "over_best_rule": found and found.ratio,
-        "over_best_rule_interval": found and (found.low, found.high),
-        "best_rules": found and found.rivals,
+        "over_best_rule": best and best.ratio,
+        "over_best_rule_interval": best and (best.low, best.high),
+        "best_rules": best and best.rivals,
     }
 
 
 def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
-    """Every figure of ``method`` over ``prompts``; those that do not loop apart.
-
-    Returns:
-        the record of one (dataset, method), without its names. A figure that cannot be had (no
-        cycles, no greedy run) is None.
-    """
+    """The figures of ``method`` over ``prompts``, and over those whose output does not loop.
+    Returns the record of a (dataset, method), without their names. Unknown figures (no cycles, no
+    greedy run) are None."""
     straight = [p for p in prompts if not loops(p[method].tokens)]
     equal = [p[method].tokens == p["greedy"].tokens for p in prompts if "greedy" in p]
     return {
@@ -140,23 +137,23 @@ def measure(prompts: Sequence[ByMethod], method: str) -> dict[str, Any]:
 
 
 def differing(results: Results) -> list[str]:
-    """One sentence for each generation that is not greedy's, token for token."""
-    found = []
+    """One sentence for each generation that differs from greedy's."""
+    sentences = []
     for key, prompt in results.prompts.items():
         for name, outcome in prompt.outcomes.items():
             plain = prompt.outcomes.get("greedy", outcome)
             pairs = itertools.zip_longest(outcome.tokens, plain.tokens)
             at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
             if at is not None:
-                found.append(
+                sentences.append(
                     f"{name} differs from greedy on prompt {key.prompt} of {key.dataset}, "
                     f"from output token {at} on."
                 )
-    return found
+    return sentences
 
 
 def summary(results: Results) -> dict[str, Any]:
-    """Everything that ``--json`` writes; ``records`` are of each dataset and method."""
+    """The report of a run, JSON-ready; ``records`` are by dataset and method."""
     sets: dict[tuple[str, str], list[ByMethod]] = defaultdict(list)
     for key, prompt in results.prompts.items():
         sets[key.dataset, prompt.family].append(prompt.outcomes)
@@ -184,12 +181,12 @@ Cell = Callable[[dict[str, Any]], str]
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """``value`` for a table; a dash where there is none."""
+    """``value`` for a table; a dash for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def percent(value: float | None) -> str:
-    """A share for a table."""
+    """A share for a table; a dash for None."""
     return "-" if value is None else f"{value:.0%}"
 
 
@@ -205,24 +202,25 @@ COLUMNS: Final[dict[str, Cell]] = {
     "loops": lambda r: percent(r["loop_share"]),
     "same": lambda r: {True: "yes", False: "NO", None: "-"}[r["exact"]],
 }
-"""Of ``hvd bench decode``, by method."""
+"""Columns of ``hvd bench decode``."""
 
 
 def table(title: str, columns: Mapping[str, Cell], records: Iterable[dict[str, Any]]) -> Table:
-    """A row for each of ``records``; the first column stands left and is not broken."""
-    made = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0), show_edge=False)
+    """A table with a row for each of ``records``. The first column is left-aligned and never
+    wraps."""
+    shown = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0), show_edge=False)
     for at, name in enumerate(columns):
-        made.add_column(name, justify="right" if at else "left", overflow="fold", no_wrap=not at)
+        shown.add_column(name, justify="right" if at else "left", overflow="fold", no_wrap=not at)
     for record in records:
-        made.add_row(*(cell(record) for cell in columns.values()))
-    return made
+        shown.add_row(*(cell(record) for cell in columns.values()))
+    return shown
 
 
-def facts(title: str, found: Mapping[str, Any]) -> Table:
-    """The figures of one measurement by the names that ``--json`` gives them, a row each."""
-    made = Table("", "", title=title, show_header=False)
-    for name, value in found.items():
+def facts(title: str, figures: Mapping[str, Any]) -> Table:
+    """A table of one measurement's figures, a row each, under their names in the JSON."""
+    shown = Table("", "", title=title, show_header=False)
+    for name, value in figures.items():
         for key, one in value.items() if isinstance(value, dict) else [("", value)]:
-            said = f"{one:,.4g}" if isinstance(one, float) else "-" if one is None else f"{one}"
-            made.add_row(f"{name} {key}".rstrip().replace("_", " "), said)
-    return made
+            text = f"{one:,.4g}" if isinstance(one, float) else "-" if one is None else f"{one}"
+            shown.add_row(f"{name} {key}".rstrip().replace("_", " "), text)
+    return shown

@@ -1,4 +1,4 @@
-"""The cost profile of the reference engine, as a serving worker makes one at start."""
+"""The cost profile of the reference engine, measured as a worker measures its own at start."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ from decoder.core.costs import LiveCosts
 from decoder.engines.reference.engine import ReferenceEngine
 from pipelines.replay.method import Method
 
-CONTEXT: Final = 64
-"""Tokens of context that the timed steps stand behind."""
-MOST: Final = 128
-"""Tokens of the largest step: one request's, and its longest draft's."""
+CONTEXT: Final = 64  # tokens of context before the timed steps
+MOST: Final = 128  # tokens of the largest step
 SECONDS: Final = 5.0
-ATTEMPTS: Final = 3
-"""Profiles that are taken until one is believed: nobody waits meanwhile."""
+ATTEMPTS: Final = 3  # profiles to try until one is consistent
 
 log = logging.getLogger(__name__)
 
 
 def profile(engine: ReferenceEngine, method: Method) -> LiveCosts:
-    """Time steps of the target and of the method's drafter, if it has one."""
+    """Time steps of the target, and of the method's drafter if it has one."""
     cache = engine.new_cache()
     with torch.inference_mode():
         read = engine.target.run([1] * CONTEXT, cache, last=True)
@@ -46,9 +43,9 @@ def profile(engine: ReferenceEngine, method: Method) -> LiveCosts:
             arm.follow([1] * CONTEXT, read.aux)
             arm.catch_up()
         for _ in range(ATTEMPTS):
-            taken = profiling.Profile("reference", most=MOST, drafted=length, seconds=SECONDS)
-            taken.measure(step, draft if arm else None)
-            if not (doubt := taken.doubt):
+            measured = profiling.Profile("reference", most=MOST, drafted=length, seconds=SECONDS)
+            measured.measure(step, draft if arm else None)
+            if not (doubt := measured.doubt):
                 break
-            log.warning("a profile is not believed: %s", doubt)
-        return taken.costs
+            log.warning("a cost profile was discarded: %s", doubt)
+        return measured.costs

@@ -1,11 +1,9 @@
-"""``hvd bench decide``: all that is ours in a vLLM step of 64 requests.
+"""``hvd bench decide``: the time of this project's code in a vLLM step.
 
-The real suffix cache, the shipped network, and the adapter that vLLM calls, with all that it asks
-of the router: observe, choose, drafted, flush. The text is made up, but copies as agents' text
-does: a stretch in three comes from the request's own prompt or from what others of its tenant
-wrote.
-Times are of the deciding thread: processor time, which other programs on the machine do not enter,
-and beside it the clock.
+It runs the suffix cache, the shipped network and the adapter that vLLM calls, with the router's
+verbs: observe, choose, drafted, flush. The text is synthetic but copies like agents' text: half of
+its passages repeat the request's own text or its tenant's. Times are processor time of the deciding
+thread, and wall clock beside it.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import psutil
@@ -38,51 +36,53 @@ from pipelines.stats import median
 
 T = TypeVar("T")
 
-DRAFTED: Final = -1
-"""A token of a model draft."""
-BATCH: Final = 64
+DRAFTED: Final = -1  # a token of a model draft
 VOCABULARY: Final = 49_152
 LONGEST: Final = 64
-PROMPT: Final = 1_000
-LONG_PROMPT: Final = 32_000
-"""Tokens of a prompt; the longer ones come while the others decode."""
-OUTPUT: Final = 1_200
-"""Tokens of an answer; one that is done makes room for another request."""
+LONG_PROMPT: Final = 32_000  # tokens of a prompt that arrives while the others decode
+OUTPUT: Final = 1_200  # tokens of an answer
 COPIED: Final = 0.35
 SHARED: Final = 0.15
-"""Chance that a stretch is copied from the request's own text, or from the tenant's pool."""
-STRETCH: Final = (20.0, 8.0)
-"""Mean tokens of a copied stretch, and of a new one."""
-CHANCE: Final = 0.5
-"""That a token of a model draft is accepted, given those before it."""
-SETTLED: Final = 40
-"""Steps before the first that counts."""
-BESIDE: Final = 140
-"""Steps beside each long prompt: it must be indexed by then."""
-CACHES: Final = 64 << 20
-"""Bytes written between steps that find the processor's caches as other work leaves them."""
+"""Probability that a passage copies the request's own text, or the tenant's pool."""
+PASSAGE: Final = (20.0, 8.0)  # mean tokens of a copied passage, and of a new one
+CHANCE: Final = 0.5  # probability that a token of a model draft is accepted, given those before it
+WARM_UP_STEPS: Final = 40
+BESIDE: Final = 140  # steps beside each long prompt; its indexing takes fewer
+CACHE_BYTES: Final = 64 << 20  # bytes written to evict the processor's caches
 
 _WEIGHTS: Final = np.cumsum(1.0 / (np.arange(VOCABULARY) + 2.7))
 _SHARES: Final = _WEIGHTS / _WEIGHTS[-1]
-"""Up to and including each token, as words fall in text (Zipf and Mandelbrot)."""
+"""Cumulative token frequencies, distributed as words are (Zipf-Mandelbrot)."""
+
+
+class Batch(NamedTuple):
+    """The requests of a step: how many, tokens of each prompt, and whether texts repeat two
+    tokens."""
+
+    requests: int = 64
+    prompt: int = 1_000
+    loops: bool = False
+
+
+BATCH: Final = Batch()
 
 
 class Writer:
-    """Makes up texts of one tenant."""
+    """Generates the texts of one tenant."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
         self._pool = self._new(20_000)
 
     def text(self, tokens: int, loops: bool = False) -> list[int]:
-        """A text of so many tokens that copies from itself and from the tenant's pool; one that
-        ``loops`` says the same two tokens over and over."""
+        """A text that copies from itself and from the tenant's pool; with ``loops`` it repeats two
+        tokens."""
         if loops:
             return (self._new(2) * tokens)[:tokens]
         rng, text = self._rng, self._new(200)
         while len(text) < tokens:
             draw = rng.random()
-            copied, new = (1 + int(rng.geometric(1.0 / mean)) for mean in STRETCH)
+            copied, new = (1 + int(rng.geometric(1.0 / mean)) for mean in PASSAGE)
             if draw < COPIED + SHARED:
                 source = text if draw < COPIED else self._pool
                 begin = int(rng.integers(0, max(len(source) - copied, 1)))
@@ -92,13 +92,13 @@ class Writer:
         return text[:tokens]
 
     def _new(self, tokens: int) -> list[int]:
-        found: list[int] = np.searchsorted(_SHARES, self._rng.random(tokens)).tolist()
-        return found
+        ids: list[int] = np.searchsorted(_SHARES, self._rng.random(tokens)).tolist()
+        return ids
 
 
 class Clock:
-    """Microseconds of this thread's processor time by part, without what is timed within it; and
-    by the clock of the parts that are within no other."""
+    """Exclusive processor time of this thread by part, in microseconds, and the wall clock of the
+    outermost parts."""
 
     def __init__(self) -> None:
         self.parts: dict[str, float] = {}
@@ -106,30 +106,27 @@ class Clock:
         self._depth = 0
 
     def timed(self, part: str, call: Callable[..., T]) -> Callable[..., T]:
-        """``call``, its time booked as ``part``."""
+        """``call``, timed as ``part``."""
 
         def called(*args: Any, **kwargs: Any) -> T:
             before, self._within, self._depth = self._within, 0.0, self._depth + 1
             wall, own = time.perf_counter(), time.thread_time()
-            made = call(*args, **kwargs)
+            result = call(*args, **kwargs)
             took = (time.thread_time() - own) * 1e6
             self.parts[part] = self.parts.get(part, 0.0) + took - self._within
             self._within, self._depth = before + took, self._depth - 1
             self.wall += (time.perf_counter() - wall) * 1e6 * (not self._depth)
-            return made
+            return result
 
         return called
 
 
 class Engine:
-    """What the adapter sees of a vLLM whose requests go on as is known beforehand.
+    """A simulated vLLM: model runner and scheduler output in one. Requests follow known texts; a
+    model draft consists of ``DRAFTED``."""
 
-    It is vLLM's model runner and scheduler output in one; drafts of the model are of ``DRAFTED``.
-    """
-
-    def __init__(self, requests: int = BATCH, prompt: int = PROMPT, loops: bool = False) -> None:
-        """Begin with so many requests, of prompts of so many tokens."""
-        self._prompt, self._loops = prompt, loops
+    def __init__(self, batch: Batch) -> None:
+        self._prompt, self._loops = batch.prompt, batch.loops
         self.router = make_router(first_policy(ANY_SCOPE))
         settings = WorkerSettings.load()
         worker: Any = SimpleNamespace(router=self.router, settings=settings, faults=0)
@@ -145,7 +142,7 @@ class Engine:
             req_ids=self.names,
             vocab_size=VOCABULARY,
             token_ids_cpu=list[Any](),
-            num_tokens_no_spec=np.zeros(requests, np.int32),
+            num_tokens_no_spec=np.zeros(batch.requests, np.int32),
         )
         self.max_model_len = self.effective_drafter_max_model_len = 1 << 20
         self.scheduler_config = SimpleNamespace(
@@ -156,20 +153,20 @@ class Engine:
         self.scheduled_spec_decode_tokens: dict[str, list[int]] = {}
         self.num_scheduled_tokens: dict[str, int] = {}
         self.total_num_scheduled_tokens = 0
-        for place in range(requests):
-            self.begin(f"request-{place}", prompt, OUTPUT)
+        for place in range(batch.requests):
+            self.begin(f"request-{place}", batch.prompt, OUTPUT)
 
     def begin(self, name: str, prompt: int, output: int, place: int | None = None) -> None:
-        """Add a request with so many tokens, in the place of another that ends."""
+        """Add a request; with ``place`` it replaces the one there."""
         text = self._texts[name] = self._writer.text(prompt + output, self._loops)
         unset = ["extra_args", "stop_token_ids", "eos_token_id", "thinking_token_budget"]
-        asked = SimpleNamespace(**dict.fromkeys(unset), max_tokens=output, min_tokens=0)
+        sampling = SimpleNamespace(**dict.fromkeys(unset), max_tokens=output, min_tokens=0)
         unset = ["prompt_embeds", "prompt_is_token_ids", "lora_request"]
         self.requests[name] = SimpleNamespace(
             **dict.fromkeys(unset),
             prompt_token_ids=text[:prompt],
             output_token_ids=[],
-            sampling_params=asked,
+            sampling_params=sampling,
             num_tokens=prompt,
         )
         ids = np.array(text[:prompt], np.int32)
@@ -183,7 +180,7 @@ class Engine:
         self.names[place] = name
 
     def step(self) -> None:
-        """One step; then new requests come in the places of those that are done."""
+        """Run one step, then replace finished requests."""
         drafts = {name: self._drafts.get(name, []) for name in self.names}
         self.begin_step(self.adapter, self)
         self.finished_req_ids = set()
@@ -196,21 +193,21 @@ class Engine:
         self.input_batch.num_tokens_no_spec[:] = [
             self.requests[name].num_tokens for name in self.names
         ]
-        made = self.propose(self.adapter, self, self, sampled, self._draft)
+        drafts_now = self.propose(self.adapter, self, self, sampled, self._draft)
         if self.worker.faults:
             raise EngineError("a step failed: see the log.")
-        self._drafts = dict(zip(self.names, made, strict=True))
+        self._drafts = dict(zip(self.names, drafts_now, strict=True))
         for place, name in enumerate(self.names):
             if len(self._texts[name]) - int(self.requests[name].num_tokens) <= LONGEST:
                 self.begin(f"again-{self.cycles}-{place}", self._prompt, OUTPUT, place)
 
     def _verify(self, name: str, draft: Sequence[int]) -> list[int]:
-        """What a step commits of a request."""
+        """The tokens that a step commits to a request."""
         state, text = self.requests[name], self._texts[name]
         done = state.num_tokens
         if draft and draft[0] == DRAFTED:
-            held = self._rng.random(len(draft)) < CHANCE
-            accepted = len(draft) if held.all() else int(held.argmin())
+            hits = self._rng.random(len(draft)) < CHANCE
+            accepted = len(draft) if hits.all() else int(hits.argmin())
         else:
             accepted = common_prefix(draft, text[done : done + len(draft)])
         committed = text[done : done + accepted + 1]
@@ -224,10 +221,10 @@ class Engine:
 
 
 def make_router(policy: Policy) -> DraftRouter:
-    """A worker's router with a drafter, at costs that stay as they are."""
+    """A worker's router with a drafter and fixed costs."""
     rng = np.random.default_rng(1)
     classes = (rng.random((VOCABULARY, len(TOKEN_CLASSES))) < 0.2).astype(np.float32)
-    # Flat to some 250 tokens, then steep: a GPU's step, where drafting for 64 requests still pays.
+    # a GPU's step: flat up to some 250 tokens, then steep
     table = CostTable("bench", (1, 256, 4096), (5e3, 5.5e3, 9e4), 200.0, 300.0)
     settings = WorkerSettings.load()
     router = DraftRouter(
@@ -239,70 +236,59 @@ def make_router(policy: Policy) -> DraftRouter:
 
 
 def measure(
-    steps: int,
-    long_prompts: int,
-    beside: int = BESIDE,
-    *,
-    requests: int = BATCH,
-    prompt: int = PROMPT,
-    loops: bool = False,
+    steps: int, long_prompts: int, beside: int = BESIDE, batch: Batch = BATCH
 ) -> dict[str, Any]:
-    """Decode for ``steps`` steps; then for half as many with caches emptied before each; then let
-    ``long_prompts`` come, one after the other, with ``beside`` steps beside each.
-
-    Args:
-        requests, prompt: of a step, and tokens of each one's prompt.
-        loops: whether all their texts loop over two tokens.
+    """Time ``steps`` steps, then half as many with the processor's caches evicted before each, then
+    ``long_prompts`` prompts of 32k tokens, each beside ``beside`` steps.
 
     Returns:
-        for ``--json``: microseconds a request, of the deciding thread's processor time. ``exposed``
-        is what a GPU would wait for: all but :meth:`DraftRouter.flush`; ``cold`` is the whole
-        where other work of the machine had the caches. ``longest_wait_for_a_prompt_ms`` is the
-        longest that a step waited while a prompt of 32k tokens was begun and indexed beside it, the
-        median over such prompts; None of no prompts.
+        JSON-ready figures: microseconds a request, processor time of the deciding thread.
+        ``exposed`` is what delays a GPU: all but :meth:`DraftRouter.flush`. ``cold`` is the whole
+        step with evicted caches. ``longest_wait_for_a_prompt_ms`` is the longest delay of a step by
+        a long prompt, the median over prompts; None without any.
     """
-    engine, clock = Engine(requests, prompt, loops), Clock()
+    engine, clock, n = Engine(batch), Clock(), batch.requests
     for verb in ("observe", "choose", "drafted", "flush"):
         setattr(engine.router, verb, clock.timed(verb, getattr(engine.router, verb)))
     for owner, call in (
         (engine, "begin_step"), (engine.adapter, "during_step"), (engine, "propose"),
     ):  # fmt: skip
         setattr(owner, call, clock.timed("adapter", getattr(owner, call)))
-    parts, walls = _steps(engine, clock, SETTLED + steps)
-    parts, walls = parts[SETTLED:], walls[SETTLED:]
-    us = {verb: np.array([p[verb] for p in parts]) / requests for verb in parts[0]}
+    parts, walls = _steps(engine, clock, WARM_UP_STEPS + steps)
+    parts, walls = parts[WARM_UP_STEPS:], walls[WARM_UP_STEPS:]
+    us = {verb: np.array([p[verb] for p in parts]) / n for verb in parts[0]}
     whole = np.sum([*us.values()], axis=0)
-    per_cycle = engine.tokens / engine.cycles
-    cold, _ = _steps(engine, clock, steps // 2, np.zeros(CACHES, np.uint8))
+    tokens_per_cycle = engine.tokens / engine.cycles
+    cold, _ = _steps(engine, clock, steps // 2, np.zeros(CACHE_BYTES, np.uint8))
     assert engine.router.cache is not None
-    held, written = engine.router.cache.held_bytes, _tokens(engine.router.cache.pool)
+    bytes_per_token = engine.router.cache.held_bytes / _tokens(engine.router.cache.pool)
     longest, spent = _long_prompts(engine, long_prompts, beside)
     return {
-        f"step_us_per_request_batch{requests}": float(np.median(whole)),
+        f"step_us_per_request_batch{n}": float(np.median(whole)),
         "p99": float(np.percentile(whole, 99)),
-        "cold_us_per_request": float(np.median([sum(p.values()) for p in cold])) / requests,
+        "cold_us_per_request": float(np.median([sum(p.values()) for p in cold])) / n,
         "exposed_us_per_request": float(np.median(whole - us["flush"])),
         "exposed_share": float(1.0 - us["flush"].sum() / whole.sum()),
-        "clock_us_per_request": float(np.median(walls)) / requests,
+        "clock_us_per_request": float(np.median(walls)) / n,
         "us_by_verb": {verb: float(np.median(each)) for verb, each in us.items()},
         "longest_wait_for_a_prompt_ms": longest and longest * 1e3,
         "prompt_us_per_token": spent and spent / LONG_PROMPT * 1e6,
-        "bytes_per_token": float(held / written),
-        "tokens_per_cycle": per_cycle,
+        "bytes_per_token": float(bytes_per_token),
+        "tokens_per_cycle": tokens_per_cycle,
         "steps": steps,
     }
 
 
 def memory(outputs: int, requests: int, prompt: int) -> dict[str, Any]:
-    """What a worker holds of one tenant's text.
+    """Memory that a worker uses for one tenant's text.
 
     Args:
-        outputs: tokens of outputs that others of it wrote before.
-        requests, prompt: under way, and tokens of each one's prompt.
+        outputs: output tokens of the tenant's earlier requests.
+        requests, prompt: running requests, and tokens of each prompt.
 
     Returns:
-        for ``--json``: by the worker's own books, which ``HVD_WORKER_CACHE_GIB`` bounds, and by how
-        much the process has grown.
+        JSON-ready figures: as the worker accounts for it (``HVD_WORKER_CACHE_GIB`` bounds that),
+        and as the process grows.
     """
     router, writer, mine = make_router(first_policy(ANY_SCOPE)), Writer(0), psutil.Process()
     cache, none, before = router.cache, np.zeros(0, np.int32), mine.memory_info().rss
@@ -328,7 +314,7 @@ def memory(outputs: int, requests: int, prompt: int) -> dict[str, Any]:
 
 
 def _tokens(pool: Pool) -> int:
-    """Tokens in all windows."""
+    """Number of tokens in all windows."""
     windows, tokens = pool.windows[pool.windows["mask"] > 0], 0
     for window in windows:
         offsets = (np.arange(window["first"], window["end"]) - PAGE) & window["mask"]
@@ -341,7 +327,7 @@ def _tokens(pool: Pool) -> int:
 def _steps(
     engine: Engine, clock: Clock, steps: int, caches: NDArray[np.uint8] | None = None
 ) -> tuple[list[dict[str, float]], list[float]]:
-    """So many steps, by part and by the clock; before each ``caches`` are written over."""
+    """Times of steps, by part and by the wall clock; ``caches`` is written over before each."""
     parts, walls = list[dict[str, float]](), list[float]()
     for _ in range(steps):
         if caches is not None:
@@ -354,19 +340,16 @@ def _steps(
 
 
 def _long_prompts(engine: Engine, prompts: int, beside: int) -> tuple[float | None, float | None]:
-    """Longest that a step waits for a prompt's sake, and all that it costs, in seconds: medians
-    over prompts.
-
-    What is timed is beginning the request and the slices in which its prompt is indexed.
-    """
+    """Longest delay of a step by a long prompt, and the prompt's total cost: seconds, medians over
+    prompts. They cover starting the request and the slices in which its prompt is indexed."""
     slices, waits, costs = list[float](), list[float](), list[float]()
 
     def timed(call: Callable[..., T]) -> Callable[..., T]:
         def called(*args: Any) -> T:
             began = time.thread_time()
-            made = call(*args)
+            result = call(*args)
             slices.append(time.thread_time() - began)
-            return made
+            return result
 
         return called
 

@@ -1,5 +1,5 @@
-"""The first policy, ``hvd bootstrap``: made from anybody's recordings.
+"""``hvd bootstrap``: trains the first policy from recorded generations.
 
-``make`` learns one policy from some of each set whose licence allows it and scores it with each set
-left out. What comes out names no target and no drafter: numbers travel, text does not.
+``make`` trains one policy on a sample of each set whose licence allows it, and scores it with each
+set left out. The result names no target and no drafter, and contains no text.
 """

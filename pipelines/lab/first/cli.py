@@ -1,57 +1,64 @@
-"""``hvd bootstrap``: its options; its imports are done when it is called."""
+"""``hvd bootstrap``; it imports what it needs when it is called."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
+from pipelines.options import Tokenizer, options_of
 
-def bootstrap(
+
+@dataclass(frozen=True)
+class BootstrapOptions:
+    """Options of ``hvd bootstrap``."""
+
     traces: Annotated[
         list[Path] | None,
         typer.Option(
             help="Trace files, or a folder of them; may be given again. Default: what 'hvd replay' "
             "recorded, with --licence ''."
         ),
-    ] = None,
+    ] = None
     licence: Annotated[
         list[str] | None,
         typer.Option(
-            help="Learn from rows whose license is this, '' of those that name none; default: MIT "
-            "and Apache-2.0."
+            help="Use rows with this license, '' for those without one; default: MIT and "
+            "Apache-2.0."
         ),
-    ] = None,
+    ] = None
     generations: Annotated[
         int, typer.Option(min=1, help="Generations of each file, in whole sessions.")
-    ] = 100,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Checkpoint directory or hub name; default: embedded.")
-    ] = None,
+    ] = 100
+    tokenizer: Tokenizer = None
     kind: Annotated[
         Literal["survival", "payoff"],
-        typer.Option(help="Network: survival, or payoff (the paper's) with a threshold tuned."),
-    ] = "survival",
+        typer.Option(help="Network: survival, or payoff (the paper's) with a tuned threshold."),
+    ] = "survival"
     copies: Annotated[
         float,
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Share of each set that is learned from once more as copies that break off, and "
-            "once as forms filled in.",
+            help="Share of each set to train on again, once as copies that are rejected early and "
+            "once as filled-in forms.",
         ),
-    ] = 0.0,
+    ] = 0.0
     bundle: Annotated[
         Path | None, typer.Option(help="The policy to write; default: where it ships.")
-    ] = None,
-) -> None:
-    """Make the first policy, which any model serves with until it has its own.
+    ] = None
+
+
+@options_of(BootstrapOptions)
+def bootstrap(o: BootstrapOptions) -> None:
+    """Train the first policy, which any model serves with until it has its own.
 
     It is trained on recorded generations of many kinds (JSON Lines as for hvd
-    replay), and written with a card of what it was made of and how it does with
-    each file left out. Takes minutes.
+    replay). A card in it describes them, and its scores with each file left
+    out. Takes minutes.
     Example: hvd bootstrap --traces traces --bundle mine.safetensors
     """
     from decoder.contracts.errors import SettingsError
@@ -66,17 +73,17 @@ def bootstrap(
     from pipelines.replay.engine import Simulator
     from pipelines.reports import Shown, atomic_write
 
-    if not (traces or (made := recording.folder_of()).is_dir()):
+    if not (o.traces or (recorded := recording.folder_of()).is_dir()):
         raise SettingsError("name traces with --traces, or let 'hvd replay' record some first.")
-    files = files_of(traces or [made])
-    place, ids = bundle or SHIPPED, load_tokenizer(tokenizer)
+    files = files_of(o.traces or [recorded])
+    path, ids = o.bundle or SHIPPED, load_tokenizer(o.tokenizer)
     simulator = Simulator(token_classes_of(ids), WorkerSettings.load())
     with Shown(Console(stderr=True)) as shown:
-        sets = make.read_sets(files, ids, licence or make.ALLOWED, shown.step)
-        samples = make.samples_of(sets, generations, simulator, shown.step, copies)
-        named = tokenizer or "the embedded model's"
-        policy = make.make(samples, named, simulator, shown.step, kind, copies)
-        atomic_write(place, lambda part: part.write_bytes(to_bytes(policy)))
+        sets = make.read_sets(files, ids, o.licence or make.ALLOWED, shown.step)
+        samples = make.samples_of(sets, o.generations, simulator, shown.step, o.copies)
+        named = o.tokenizer or "the embedded model's"
+        policy = make.make(samples, named, simulator, shown.step, o.kind, o.copies)
+        atomic_write(path, lambda part: part.write_bytes(to_bytes(policy)))
     out = Console()
-    out.print(f"wrote {place}", soft_wrap=True)
+    out.print(f"wrote {path}", soft_wrap=True)
     out.print_json(data=policy.provenance)

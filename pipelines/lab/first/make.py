@@ -1,4 +1,4 @@
-"""One policy from some generations of many kinds, which has to do for kinds it has not seen."""
+"""Trains one policy on generations of many kinds, for kinds it has not seen."""
 
 from __future__ import annotations
 
@@ -17,34 +17,30 @@ from decoder.contracts.features import FloatArray
 from decoder.settings import WHOLE_FACTOR
 from learner.training.rows import Rows, hash_id, joined
 from pipelines.lab.drift.changes import filled_in, misleading
-from pipelines.lab.replay.study import CONTEXT, learned, teachers, with_longer_drafts
+from pipelines.lab.replay.study import CONTEXT, behaviour_policies, learned, with_longer_drafts
 from pipelines.lab.replay.traces import fraction, read, some_sessions
 from pipelines.replay.engine import Simulator, Trace, drawn_acceptance
 from pipelines.replay.method import Method
 from pipelines.reports import Step
 
 ALLOWED: Final = ("MIT", "Apache-2.0")
-"""What a row's ``license`` may say. A licence of the code alone ("Apache-2.0 (code), ... (data)")
-is another text, and none of these."""
+"""Allowed values of a row's ``license``. A licence for the code alone ("Apache-2.0 (code), ...
+(data)") is another value."""
 ACCEPTS: Final = (0.0, 3.5)
-"""Mean accepted lengths of the drafters that recordings are decoded with, where none was recorded.
-A policy for any drafter must not learn one drafter's mean. Each session has its own, so that what
-tells of it is the running accepted length, which is a feature, and nothing else."""
-EPOCHS: Final = 10
-"""A third of a refit's: later ones teach what is peculiar to these sets, and make a policy decode
-no other any faster."""
+"""Range of drafters' mean accepted lengths, where none was recorded. It is drawn by session, so
+that the policy must learn it from the running mean, which is a feature."""
+EPOCHS: Final = 10  # a third of a refit's; more would fit what is peculiar to these sets
 SEED: Final = 42
 BREAKS: Final = tuple(n for n in range(3, 25) if n != 6)
-"""Tokens after which copies break. Six is left out: ``hvd drift`` has copies that break there, and
-is to say what becomes of a length that was never seen."""
+"""Tokens after which copies are rejected. Six is held out for ``hvd drift``, which measures an
+unseen length."""
 FORMS: Final = 8
-"""Sessions of a set whose first generation is filled in anew, each as often as makes up the
-share."""
+"""Sessions of a set whose first generation is a form; each is filled in equally often."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was taken of a set, and the labelled drafts of decoding it and its copies."""
+    """A sample of a set, and the labelled drafts of it and its copies."""
 
     name: str
     traces: list[Trace]
@@ -54,29 +50,29 @@ class Sample:
 def read_sets(
     paths: Sequence[Path], tokenizer: Any, licences: Sequence[str], step: Step
 ) -> dict[str, list[Trace]]:
-    """Of each of ``paths``, by stem, the generations whose whole session is under one of
-    ``licences``; files without any are left out.
+    """The generations of each file, by stem, whose whole session is under one of ``licences``;
+    files without any are left out.
 
     Raises:
         TraceError: a file cannot be read.
     """
-    found = {}
+    sets = {}
     for path in paths:
         traces = read(path, tokenizer, CONTEXT, partial(step, f"reading {path.name}")).traces
         barred = {t.session for t in traces if t.licence not in licences}
         if allowed := [t for t in traces if t.session not in barred]:
-            found[path.stem] = allowed
-    return found
+            sets[path.stem] = allowed
+    return sets
 
 
 def with_drafter(
     traces: Sequence[Trace], accepts: tuple[float, float], most: int, seed: int
 ) -> list[Trace]:
-    """``traces`` with a model arm where none was recorded.
+    """``traces`` with a simulated model arm where none was recorded.
 
     Args:
-        accepts: between these lies the mean accepted length, drawn for each session.
-        most: tokens of a model draft.
+        accepts: range of the mean accepted length, drawn by session.
+        most: most tokens of a model draft.
     """
     drafted = []
     for number, trace in enumerate(traces):
@@ -91,10 +87,9 @@ def with_drafter(
 
 
 def rows_of(traces: Sequence[Trace], simulator: Simulator) -> Rows:
-    """The labelled drafts of ``traces``, decoded from an empty cache by each of the teachers that
-    survival policies learn from."""
+    """The labelled drafts of ``traces``, decoded from an empty cache by each behaviour policy."""
     parts, length = [], simulator.settings.model_draft_tokens
-    for seed, teacher in enumerate(teachers(), start=SEED):
+    for seed, teacher in enumerate(behaviour_policies(), start=SEED):
         parts.append(simulator.decode(with_drafter(traces, ACCEPTS, length, seed), teacher)[1])
     return joined(parts)
 
@@ -102,8 +97,8 @@ def rows_of(traces: Sequence[Trace], simulator: Simulator) -> Rows:
 def copies_of(
     traces: Sequence[Trace], share: float, token_classes: FloatArray
 ) -> tuple[list[Trace], list[Trace]]:
-    """Of about ``share`` of ``traces`` the copies that break, in whole sessions, each with a break
-    length of its own, and as many that are filled in with other arguments."""
+    """Copies of about ``share`` of ``traces``, in whole sessions, each rejected at its own length,
+    and as many forms that are filled in with other arguments."""
     wanted = share * len(traces)
     broken = [
         misleading(trace, int(draw.choice(BREAKS)), token_classes, draw)
@@ -122,8 +117,8 @@ def samples_of(
     copies: float = 0.0,
 ) -> list[Sample]:  # fmt: skip
     """About ``generations`` of each set, in whole sessions chosen by hash, and their drafts, which
-    are longer than those that a worker proposes; with ``copies`` those of :func:`copies_of` such a
-    share as well, decoded by themselves: the cache would know their outputs.
+    are longer than a worker's. With ``copies`` that share of :func:`copies_of` is added, decoded
+    from a cache of its own, which does not know their outputs.
 
     Raises:
         TraceError: there are fewer than two sets.
@@ -149,19 +144,19 @@ def fit(samples: Sequence[Sample], kind: Kind) -> Policy:
     """A policy for any scope.
 
     Raises:
-        TraceError: too few labelled drafts.
+        TraceError: there are too few labelled drafts.
     """
     rows = joined([each.rows for each in samples])
-    spread = np.linspace(0, len(rows) - 1, PROBES).astype(np.int64)  # over texts of every kind
+    spread = np.linspace(0, len(rows) - 1, PROBES).astype(np.int64)  # from all kinds of text
     probes = rows.features[spread] if len(rows) else rows.features
     return replace(learned(rows, ANY_SCOPE, kind, EPOCHS, probes), role=FIRST)
 
 
 def over_counting(one: Sample, policy: Policy, simulator: Simulator) -> float:
-    """The rate at which ``policy`` decodes a sample, over that of counting with the drafts that
-    suit it best; nominal costs."""
+    """The rate of ``policy`` on a sample over that of counting with its best draft length, at
+    nominal costs."""
     drafted = with_drafter(one.traces, ACCEPTS, simulator.settings.model_draft_tokens, SEED)
-    by = Method("first", policy), replace(teachers()[1], draft_factor=WHOLE_FACTOR)
+    by = Method("first", policy), replace(behaviour_policies()[1], draft_factor=WHOLE_FACTOR)
     first, counted = (simulator.decode(drafted, each)[0].rate() for each in by)
     return first / counted
 
@@ -170,15 +165,15 @@ def make(
     samples: Sequence[Sample], tokenizer: str, simulator: Simulator, step: Step,
     kind: Kind = "survival", copies: float = 0.0,
 ) -> Policy:  # fmt: skip
-    """A first policy of ``samples``, scored with each of them left out; its provenance says what it
-    was made of.
+    """Train a first policy on ``samples``, and score it with each sample left out. Its provenance
+    describes the samples.
 
     Args:
         tokenizer: its name.
-        copies: with which ``samples`` were made.
+        copies: the share that ``samples`` were made with.
 
     Raises:
-        TraceError: too few labelled drafts.
+        TraceError: there are too few labelled drafts.
     """
     scores = []
     for done, one in enumerate(samples):

@@ -1,8 +1,7 @@
-"""What steps took on some card, as ``hvd bench gpu`` writes it: an *expectation* of what rules are
-worth there, where no such card is.
+"""Step times measured on a GPU by ``hvd bench gpu``, to estimate rules' rates on it.
 
-A recording is replayed alone. Of a card that ran ``batch`` requests it pays an even part of a step
-in which every request does as it does, and what the router took for one.
+A recording is replayed alone. With ``batch`` requests each pays an equal share of a step in which
+all requests do the same, and the router's time per request.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ SHIPPED: Final = Path(__file__).with_name("h100-8b.json")
 def cost_table(
     rows: Sequence[dict[str, Any]], graphs: Sequence[int] = (), share: bool = False
 ) -> CostTable:
-    """Microseconds by tokens of a step, from ``rows`` of one shape and batch, at the longest
-    context of them; with ``share`` one request's part, by its own tokens."""
+    """Microseconds by step tokens, from ``rows`` of one shape and batch size at their longest
+    context. With ``share`` they are one request's share, by its own tokens."""
     rows = [r for r in rows if r["context"] == max(each["context"] for each in rows)]
     batch = rows[0]["batch"]
     of = batch if share else 1
@@ -41,37 +40,38 @@ def cost_table(
 
 
 class Measured:
-    """Costs of one shape at one batch: of a step for each of its requests, and of the router."""
+    """Step costs per request of one shape at one batch size, and the router's time."""
 
     def __init__(self, cell: dict[str, Any]) -> None:
-        """Take a cell of a report.
+        """Read a cell of a report.
 
         Raises:
-            KeyError: it lacks something.
+            KeyError: something is missing.
         """
         self.batch, self.shape = int(cell["batch"]), str(cell["shape"])
         self.table = cost_table(cell["costs"], share=True)
         self._router_us = {m["method"]: float(m["router_exposed_us"]) for m in cell["methods"]}
 
     def router_us(self, rule: str) -> float:
-        """Microseconds that a step of a request waits for what decides by ``rule``: as measured of
-        that rule, else of the hybrid."""
+        """Microseconds of a rule's decision for one request: as measured, else the hybrid's."""
         name = rule.partition("@")[0].partition(":")[0]
         return 0.0 if name in ALONE else self._router_us.get(name, self._router_us["hybrid"])
 
 
 def measured(file: str) -> tuple[str, list[Measured]]:
-    """Each shape and batch of ``file``, a report of ``hvd bench gpu`` or ``h100-8b``, which ships;
-    and what they are of, in words.
+    """Read ``file``: a report of ``hvd bench gpu``, or ``h100-8b``, which ships.
+
+    Returns:
+        a description of the measurement, and each shape and batch size.
 
     Raises:
         SettingsError: it holds no such report.
     """
     path = SHIPPED if file == SHIPPED.stem else Path(file)
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        cells = [Measured(cell) for cell in held["cells"] if cell["methods"]]
-        return f"{held['device']}, measured {held['date']}", cells
+        report = json.loads(path.read_text(encoding="utf-8"))
+        cells = [Measured(cell) for cell in report["cells"] if cell["methods"]]
+        return f"{report['device']}, measured {report['date']}", cells
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SettingsError(
             f"no costs in {path} ({type(error).__name__}: {error}): give what hvd bench gpu wrote, "

@@ -1,8 +1,8 @@
-"""Recordings of the embedded model's greedy answers to prompts, with the drafter's chain at every
-position: what any rule would have made of them can then be replayed, exactly and without a model.
+"""Recordings of the embedded model's greedy answers, with the drafter's accepted length at every
+position, for exact replay by any rule without a model.
 
-Each prompt set becomes a file of trace lines (``traces``). They are kept in the user's cache, and
-what is there is not recorded again, whatever else is asked for; Ctrl-C loses what is under way.
+Each prompt set becomes a trace file in the user's cache. Recorded prompts are not recorded again.
+Ctrl-C loses at most ``AT_ONCE`` answers.
 """
 
 from __future__ import annotations
@@ -21,33 +21,32 @@ from pipelines.lab.replay.traces import read
 from pipelines.replay.engine import Trace
 from pipelines.reports import Step, write_text
 
-AT_ONCE: Final = 16
-"""Answers written and kept together: what an interrupt loses."""
+AT_ONCE: Final = 16  # answers generated and saved together
 
 Ids = Sequence[int]
-Sets = Mapping[str, Sequence[Ids]]
-"""Prompts, as token ids of :data:`PROMPT` tokens at most, by the name of their set."""
+Sets = Mapping[str, Sequence[Ids]]  # prompts as token ids, at most :data:`PROMPT` each, by set
 
 
 PROMPT: Final = 256
-ANSWER: Final = 128
-"""Tokens of a prompt, and of its answer, at most: as in the figures of the project's documents."""
+ANSWER: Final = 128  # most tokens of a prompt and of its answer, as in the documentation's figures
 
 
 def folder_of() -> Path:
-    """Where recordings are kept, a file of each set: named by lengths and drafter."""
-    told = json.dumps([PROMPT, ANSWER])
+    """The folder of the recordings, named by lengths and drafter."""
+    lengths = json.dumps([PROMPT, ANSWER])
     weights = embedded.DRAFTER / "model.safetensors"
-    sha = hashlib.sha256(told.encode() + hashlib.sha256(weights.read_bytes()).digest())
+    sha = hashlib.sha256(lengths.encode() + hashlib.sha256(weights.read_bytes()).digest())
     return machine.cache_directory() / "recordings" / sha.hexdigest()[:16]
 
 
 def record(sets: Sets, step: Step) -> Path:
-    """The folder that holds recordings of ``sets``, made as far as they are not there yet; takes
-    about two seconds a recording on two cores.
+    """Record the prompts of ``sets`` that are missing; about two seconds each on two cores.
+
+    Returns:
+        the folder with the recordings.
 
     Raises:
-        TraceError: another process records there: each would write over what the other recorded.
+        TraceError: another process is recording there.
     """
     folder = folder_of()
     try:
@@ -85,13 +84,13 @@ def _record(folder: Path, sets: Sets, step: Step) -> Path:
 
 
 def traces_of(folder: Path, name: str, wanted: Sequence[Ids]) -> list[Trace]:
-    """The recordings of a set's prompts, in their order, without those of an empty answer.
+    """The recordings of ``wanted`` prompts, in order, without empty answers.
 
     Raises:
         TraceError: the set was not recorded.
     """
-    held = {tuple(trace.prompt): trace for trace in read(folder / f"{name}.jsonl", None).traces}
-    return [held[prompt] for prompt in map(tuple, wanted) if prompt in held]
+    recorded = {tuple(trace.prompt): trace for trace in read(folder / f"{name}.jsonl", None).traces}
+    return [recorded[prompt] for prompt in map(tuple, wanted) if prompt in recorded]
 
 
 def _missing(path: Path, wanted: Sequence[Ids]) -> list[Ids]:
@@ -104,16 +103,16 @@ def _lines_in(path: Path) -> list[str]:
 
 
 def _recorded(name: str, some: Sequence[Ids], models: tuple[Any, Any], end: int) -> Iterator[str]:
-    """Lines of answers to ``some`` by the target of ``models``, and drafts of its engine."""
+    """Trace lines of the answers to ``some`` by the target and the drafts of the engine."""
     import torch
 
     from pipelines.lab.drafter.chains import record
 
-    shown, (model, engine) = [list(ids) for ids in some], models
-    answers = write(model, shown, torch.zeros(len(shown)), end, ANSWER + 1)
-    made = {place: text[len(shown[place]) : -1] for place, text, _ in answers}
-    for place, ids in enumerate(shown):
-        output = made[place] if len(made[place]) >= FEW else []
+    prompts, (model, engine) = [list(ids) for ids in some], models
+    answers = write(model, prompts, torch.zeros(len(prompts)), end, ANSWER + 1)
+    outputs = {place: text[len(prompts[place]) : -1] for place, text, _ in answers}
+    for place, ids in enumerate(prompts):
+        output = outputs[place] if len(outputs[place]) >= FEW else []
         line = {
             "session": f"{name}-{hashlib.sha256(repr(ids).encode()).hexdigest()[:12]}",
             "prompt": ids,

@@ -1,7 +1,6 @@
-"""Rivals off the shelf: accepted length by an online regression of river, on a policy's features.
+"""Baselines from river: online regressions of accepted length on a policy's features.
 
-Is the learner better than a line of river? Drafts are those of a worker, and are priced as a
-survival policy's are, so that what differs is the estimate alone.
+Drafts are a worker's, and arms are chosen as a survival policy's are, so only the estimate differs.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from decoder.core.choice import Chosen, Step
 from pipelines.replay.method import Method
 from pipelines.replay.rivals import ALWAYS, LENGTH, POSITIONS, priced
 
-RATE: Final = 0.001
-"""Of the linear regression."""
+RATE: Final = 0.001  # learning rate of the linear regression
 
 
 class Regression:
-    """Accepted length by an online regression of river, in the place of
-    :func:`decoder.core.choice.choose`. ``model`` learns from complete labels, one by one."""
+    """Predicts accepted length with a river model; used instead of
+    :func:`decoder.core.choice.choose`. The model learns from complete labels, one by one."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -43,10 +41,11 @@ class Regression:
             self._model.learn_one(_named(features), float(accepted))
 
     def __call__(self, policy: Policy, step: Step) -> Chosen:
-        """As :func:`decoder.core.choice.choose`; of a mean a geometric curve is made."""
-        said = [float(self._model.predict_one(_named(each))) for each in step.features]
+        """See :func:`decoder.core.choice.choose`. A predicted mean becomes a geometric survival
+        curve."""
+        predicted = [float(self._model.predict_one(_named(each))) for each in step.features]
         lengths = step.features[:, LENGTH]
-        mean = np.clip(np.nan_to_num(np.array(said, np.float32)), 0.0, lengths)
+        mean = np.clip(np.nan_to_num(np.array(predicted, np.float32)), 0.0, lengths)
         chance = mean / (1.0 + mean)
         curves = chance[:, None] ** np.arange(1, POSITIONS + 1)
         curves[np.arange(POSITIONS) >= lengths[:, None]] = 0.0
@@ -58,13 +57,13 @@ def _named(features: FloatArray) -> dict[str, float]:
 
 
 def linear() -> Regression:
-    """river's linear regression on standardised features; errors count up to ten tokens, since a
-    rare feature may lie a hundred deviations off, and its step would otherwise end the learning."""
+    """river's linear regression on standardised features. Gradients are clipped, since a rare
+    feature can lie a hundred deviations off."""
     return Regression(StandardScaler() | LinearRegression(SGD(RATE), clip_gradient=10.0))
 
 
 def tree() -> Regression:
-    """river's Hoeffding tree, as it comes."""
+    """river's Hoeffding tree with its defaults."""
     return Regression(StandardScaler() | HoeffdingTreeRegressor())
 
 

@@ -1,9 +1,9 @@
-"""The whole of ``hvd replay``: sets of recordings, a policy, and every rule on each set.
+"""``hvd replay``: trains a policy on recordings and compares it with every rule.
 
-A set's recordings are decoded in their order from an empty cache, or one that holds what warms up,
-by a router that keeps what it learns from one to the next, as ``hvd bench decode`` does; times are
-those of a cost table, so a figure has no noise of the machine. Policies are learned on the cycles
-of simulated decoders, since a server sees only the positions it stops at.
+A set's recordings are decoded in order, from an empty or warmed-up cache, by a router that keeps
+learning, as in ``hvd bench decode``. Times come from a cost table, so figures have no measurement
+noise. Policies learn from the cycles of simulated decoders, since a server sees only the positions
+where it stops.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipelines.lab.replay import recording
 from pipelines.lab.replay.regressions import RIVALS
 from pipelines.lab.replay.traces import Parts, read, split
 from pipelines.prompts import fitting, read_folder
-from pipelines.replay.engine import Prices, Simulator, Trace, foreseen
+from pipelines.replay.engine import CycleCosts, Simulator, Trace, oracle_cycles
 from pipelines.replay.method import Method
 from pipelines.replay.rivals import NEVER, PAPER_FACTOR, method
 from pipelines.replay.rules import HYBRID, by_trace, spent_by_rule
@@ -47,31 +47,31 @@ SHOWN: Final = ("hybrid", "oracle", "suffix")
 
 
 def over_greedy(spent: Mapping[str, Spent]) -> dict[str, float]:
-    """By rule, tokens committed in a unit of time, over greedy's."""
+    """Each rule's tokens a unit of time, over greedy's."""
     rates = {rule: float(n.sum() / time.sum()) for rule, (n, time) in spent.items()}
     return {rule: rate / rates["greedy"] for rule, rate in rates.items()}
 
 
-def ruled(
+def with_oracle(
     traces: Sequence[Trace], policy: Policy, simulator: Simulator, warm_up: Sequence[Trace] = (),
     router_us: Callable[[str], float] = lambda rule: 0.0,
 ) -> dict[str, Spent]:  # fmt: skip
-    """:func:`spent_by_rule`, and what the best choice of each cycle would have made."""
+    """:func:`spent_by_rule`, and the oracle's tokens and time."""
     n, warm, every = len(traces), len(warm_up), [*warm_up, *traces]
     settings, mean = simulator.settings, simulator.model_mean
     spent = spent_by_rule(traces, policy, simulator, warm_up, router_us, others=RIVALS)
-    prices = [Prices(simulator.costs, settings)] * len(every)
-    best = list(foreseen(every, prices, settings, mean, warm))
+    prices = [CycleCosts(simulator.costs, settings)] * len(every)
+    best = list(oracle_cycles(every, prices, settings, mean, warm))
     index = np.array([c.trace - warm for c, _ in best], np.int64)
     spent[ORACLE] = by_trace(index, n, [c.committed for c, _ in best], [time for _, time in best])
     return spent
 
 
 def summary(sets: Mapping[str, Mapping[str, Spent]]) -> dict[str, Any]:
-    """Rates over greedy's by set and rule, and the hybrid's over the best rule of each set.
+    """Rates over greedy's by set and rule, and the hybrid's over the best rules.
 
-    ``hybrid_over_picked`` is over the rule that was best on the other half of the prompts,
-    ``hybrid_over_best_single`` over the one rule that is best over all sets together.
+    ``hybrid_over_picked`` compares with the rule that was best on the other half of the prompts,
+    ``hybrid_over_best_single`` with the one rule that is best over all sets.
     """
     over = {name: over_greedy(spent) for name, spent in sets.items()}
     means = {
@@ -81,15 +81,15 @@ def summary(sets: Mapping[str, Mapping[str, Spent]]) -> dict[str, Any]:
     best = {name: max(rules, key=o.__getitem__) for name, o in over.items()}
     single = max(rules, key=means.__getitem__)
     against = {name: o[HYBRID] / o[best[name]] for name, o in over.items()}
-    picked = {
+    held_out = {
         name: found
         for name, spent in sets.items()
         if (found := against_best(spent[HYBRID], {r: spent[r] for r in rules}))
     }
-    ratios = [one.ratio for one in picked.values()]
+    ratios = [one.ratio for one in held_out.values()]
     return {
         "x_greedy": over,
-        "hybrid_over_picked": {name: asdict(one) for name, one in picked.items()},
+        "hybrid_over_picked": {name: asdict(one) for name, one in held_out.items()},
         "hybrid_over_picked_mean": _geometric(ratios) if ratios else None,
         "best_rule": best,
         "hybrid_over_best": against,
@@ -104,9 +104,9 @@ def _geometric(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def table(found: dict[str, Any], title: str = "Tokens a unit of time, over greedy's") -> Table:
+def table(figures: dict[str, Any], title: str = "Tokens a unit of time, over greedy's") -> Table:
     """Rates over greedy's, by set."""
-    means = found["x_greedy_mean"]
+    means = figures["x_greedy_mean"]
 
     def cells(over: dict[str, float]) -> list[str]:
         model = max(rate for rule, rate in over.items() if rule.startswith("eagle3"))
@@ -116,14 +116,14 @@ def table(found: dict[str, Any], title: str = "Tokens a unit of time, over greed
     rates.add_column("set", overflow="fold", min_width=10)
     for heading in (*SHOWN, "eagle3", "best", "/ best", "/ picked"):
         rates.add_column(heading, justify="right", no_wrap=True)
-    for name, over in found["x_greedy"].items():
-        at = found["hybrid_over_picked"].get(name)
+    for name, over in figures["x_greedy"].items():
+        at = figures["hybrid_over_picked"].get(name)
         picked = f"{at['ratio']:.3f} ({at['low']:.2f}-{at['high']:.2f})" if at else "-"
-        best, ratio = found["best_rule"][name], f"{found['hybrid_over_best'][name]:.3f}"
+        best, ratio = figures["best_rule"][name], f"{figures['hybrid_over_best'][name]:.3f}"
         rates.add_row(escape(name), *cells(over), best, ratio, picked)
-    mean = found["hybrid_over_picked_mean"]
-    last = f"{found['hybrid_over_best_mean']:.3f}", "-" if mean is None else f"{mean:.3f}"
-    rates.add_row("mean", *cells(means), found["best_single"], *last)
+    mean = figures["hybrid_over_picked_mean"]
+    last = f"{figures['hybrid_over_best_mean']:.3f}", "-" if mean is None else f"{mean:.3f}"
+    rates.add_row("mean", *cells(means), figures["best_single"], *last)
     return rates
 
 
@@ -133,30 +133,28 @@ _CAPTION: Final = (
 )
 
 
-CONTEXT: Final = 16_384
-"""Tokens that a prompt and its output may have."""
-PROMPTS: Final = 12
-"""Prompts recorded of each set, unless more are asked for."""
+CONTEXT: Final = 16_384  # most tokens of a prompt with its output
+PROMPTS: Final = 12  # prompts recorded of each set by default
 Sets = Mapping[str, Parts]
 
 
 def of_files(
     paths: Sequence[Path], tokenizer: Any, limit: int | None, notices: list[str], step: Step
 ) -> Sets:
-    """Each of ``paths``, split; one that holds too little, or cannot be read, costs a notice.
+    """Each of ``paths``, split. Unusable files become notices.
 
     Raises:
-        TraceError: not one can be used.
+        TraceError: no file is usable.
     """
     sets = dict[str, Parts]()
     for path in paths:
         try:
-            found = read(path, tokenizer, CONTEXT, partial(step, f"reading {path.name}"))
+            result = read(path, tokenizer, CONTEXT, partial(step, f"reading {path.name}"))
         except TraceError as error:
             notices.append(str(error))
             continue
-        notices += found.notices + found.too_long
-        parts = split(found.traces, limit=limit)
+        notices += result.notices + result.too_long
+        parts = split(result.traces, limit=limit)
         if parts.train and parts.test:
             sets[str(path) if path.stem in sets else path.stem] = parts
         else:
@@ -170,12 +168,12 @@ def of_files(
 def of_prompts(
     folder: Path | None, tokenizer: Any, limit: int | None, notices: list[str], step: Step
 ) -> Sets:
-    """The embedded model's answers to the first ``limit`` prompts of each set in ``folder``, of the
-    project's own workloads where there is none; prompts are cut in their middle where they are too
-    long, and answered where that was not done.
+    """The embedded model's answers to the first ``limit`` prompts of each set in ``folder``, by
+    default of the project's workloads. Long prompts are cut in the middle; missing answers are
+    recorded first.
 
     Raises:
-        SettingsError: there is no such folder, or no prompt in it that can be used.
+        SettingsError: there is no such folder, or no usable prompt in it.
     """
     wanted, many = dict[str, list[tuple[int, ...]]](), limit or PROMPTS
     own = prompt_sets((), many, notices)
@@ -186,60 +184,58 @@ def of_prompts(
     if not wanted:
         source = folder or "the own workloads"
         raise SettingsError(f"no prompt in {source} can be used: {notices[-1:]}")
-    kept = recording.record(wanted, step)
-    notices.append(f"The recordings are in {kept}.")
-    return {n: Parts([], [], recording.traces_of(kept, n, ids)) for n, ids in wanted.items()}
+    folder_used = recording.record(wanted, step)
+    notices.append(f"The recordings are in {folder_used}.")
+    return {n: Parts([], [], recording.traces_of(folder_used, n, ids)) for n, ids in wanted.items()}
 
 
-LEAST: Final = 500
-"""Labelled drafts without which no survival policy is trained."""
+MIN_ROWS: Final = 500  # fewest labelled drafts to train a survival policy on
 EPOCHS: Final = 30
-TAUGHT_LONGER: Final = 2.0
-"""Times the length of a worker's cache drafts that those have which survival is learned from. A
-policy that has seen what becomes of longer ones cuts better, by one to three per cent at what a
-processor's steps cost."""
-PAPER_LEAST: Final = 200
+TRAINING_FACTOR: Final = 2.0
+"""Factor by which training drafts are longer than a worker's. A policy that has seen longer drafts
+cuts better, by one to three per cent at a CPU's costs."""
+PAPER_MIN_ROWS: Final = 200
 PAPER_EPOCHS: Final = 20
-PAPER_MOST: Final = 200_000
-"""Drafts the paper's network is trained on: more cost minutes and move the figures little."""
+PAPER_MAX_ROWS: Final = 200_000
+"""Most drafts to train the paper's network on; more take minutes and change little."""
 
 
-def teachers() -> tuple[Method, Method]:
-    """The decoders whose cycles are learned from.
+def behaviour_policies() -> tuple[Method, Method]:
+    """The behaviour policies of the training data.
 
-    The model arm is only seen where it is taken: one takes it always, the other where counting
-    speaks against the cache draft.
+    The model arm is observed only where it is taken. One policy always takes it, the other where
+    counting rejects the cache draft.
     """
-    counting = Method("frequency", method("frequency").policy)  # on the drafts that hybrids see
+    counting = Method("frequency", method("frequency").policy)  # with the hybrid's drafts
     return Method("model", method("eagle3").policy), counting
 
 
 def with_longer_drafts(simulator: Simulator) -> Simulator:
-    """``simulator`` with cache drafts ``TAUGHT_LONGER`` than a worker's."""
-    factor = TAUGHT_LONGER * simulator.settings.suffix_max_factor
+    """``simulator`` with cache drafts ``TRAINING_FACTOR`` times as long as a worker's."""
+    factor = TRAINING_FACTOR * simulator.settings.suffix_max_factor
     longer = simulator.settings.model_copy(update={"suffix_max_factor": factor})
     return replace(simulator, settings=longer)
 
 
 def taught(simulator: Simulator, traces: Sequence[Trace], warm_up: Sequence[Trace] = ()) -> Rows:
-    """The labelled drafts of ``traces``, decoded by each of the :func:`teachers`."""
-    return joined([simulator.decode(traces, teacher, warm_up)[1] for teacher in teachers()])
+    """The labelled drafts of ``traces``, decoded by each of the :func:`behaviour_policies`."""
+    return joined([simulator.decode(traces, each, warm_up)[1] for each in behaviour_policies()])
 
 
 def learned(
     rows: Rows, scope: str, kind: Kind = "survival", epochs: int = EPOCHS,
     probes: FloatArray | None = None,
 ) -> Policy:  # fmt: skip
-    """A policy of version 0; one of kind ``payoff`` has the threshold that suits ``rows`` best at
+    """Train a policy of version 0. Kind ``payoff`` gets the threshold that suits ``rows`` best at
     nominal costs.
 
     Args:
-        probes: features [n, features] on which the bundle is probed; by default those of the rows.
+        probes: features [n, features] to probe the bundle with; by default those of the rows.
 
     Raises:
-        TraceError: too few labelled drafts.
+        TraceError: there are too few labelled drafts.
     """
-    _enough(rows, LEAST)
+    _require_rows(rows, MIN_ROWS)
     probes = rows.features if probes is None else probes
     policy = train.export(train.fit(rows, kind, epochs), scope, PAPER_THRESHOLD, probes)
     seen = np.isfinite(rows.model_accepted)
@@ -258,38 +254,38 @@ TABLE_9: Final = (
     *("payoff_mean", "payoff_max"),
     *(f"{of}_{name}" for of in ("share", "first") for name in TOKEN_CLASSES if name != "digit"),
 )
-"""Features of the paper's Table 9, among ours."""
+"""Our features that are in the paper's Table 9."""
 POSITIONS: Final = Method(
     "positions", frequency_policy("", NEVER), model=False, draft_factor=PAPER_FACTOR
 )
-"""Proposes a cache draft at every token position, and verifies none (paper, Appendix B)."""
+"""Proposes a cache draft at every token position and verifies none (paper, Appendix B)."""
 TABLE_2: Final = {
     "Qwen3-8B": (0.048, 0.038, 0.782, 0.614),
     "Qwen3-4B": (0.066, 0.054, 0.829, 0.678),
     "Llama3.1-8B": (0.089, 0.081, 0.876, 0.798),
 }
-"""The paper's: shares of high-payoff and of selected drafts, precision, recall."""
+"""The paper's Table 2: shares of high-payoff and of selected drafts, precision, recall."""
 
 
 def paper(rows: Rows, scope: str, features: Sequence[str] = FEATURES) -> Policy:
-    """The paper's network, which predicts accepted lengths by ``features`` alone, and its
+    """Train the paper's network, which predicts accepted length from ``features``, with its
     threshold.
 
     Raises:
-        TraceError: too few labelled drafts.
+        TraceError: there are too few labelled drafts.
     """
-    _enough(rows, PAPER_LEAST)
-    if len(rows) > PAPER_MOST:
-        chosen = np.random.default_rng(train.SEED).permutation(len(rows))[:PAPER_MOST]
+    _require_rows(rows, PAPER_MIN_ROWS)
+    if len(rows) > PAPER_MAX_ROWS:
+        chosen = np.random.default_rng(train.SEED).permutation(len(rows))[:PAPER_MAX_ROWS]
         rows = rows.take(np.sort(chosen))
     others = ~np.isin(FEATURES, features)
     known = np.where(others, np.float32(0.0), rows.features)
     trainer = train.fit(replace(rows, features=known), "payoff", PAPER_EPOCHS)
-    trainer.layers()[0][0][others] = 0.0  # they never entered: what is there is where it began
+    trainer.layers()[0][0][others] = 0.0  # unused inputs still have their initial weights
     return train.export(trainer, scope, PAPER_THRESHOLD, rows.features)
 
 
-def _enough(rows: Rows, least: int) -> None:
+def _require_rows(rows: Rows, least: int) -> None:
     if len(rows) < least:
         raise TraceError(
             f"the recordings give {len(rows)} labelled drafts, {least} are needed: give more "
@@ -297,61 +293,61 @@ def _enough(rows: Rows, least: int) -> None:
         )
 
 
-def as_the_paper(simulator: Simulator) -> Simulator:
+def with_paper_drafts(simulator: Simulator) -> Simulator:
     """``simulator`` with cache drafts as long as the paper's (Table 7)."""
     settings = simulator.settings.model_copy(update={"suffix_max_factor": PAPER_FACTOR})
     return replace(simulator, settings=settings)
 
 
-def trained(
+def train_on(
     sets: Sets, kind: Literal["paper", "payoff", "survival"], simulator: Simulator, step: Step
 ) -> Policy:
-    """The policy that the training sessions of all ``sets`` make: ``paper`` as the paper does, from
-    every token position by the features of its Table 9.
+    """Train a policy on the training sessions of all ``sets``. Kind ``paper`` uses every token
+    position and the features of the paper's Table 9.
 
     Raises:
-        TraceError: too few labelled drafts.
+        TraceError: there are too few labelled drafts.
     """
     step("decoding what is learned from", 0, 1)
     parts = sets.values()
     if kind == "survival":
         longer = with_longer_drafts(simulator)
         return learned(joined([taught(longer, p.train, p.warm_up) for p in parts]), "replay")
-    teacher = POSITIONS if kind == "paper" else teachers()[1]
+    teacher = POSITIONS if kind == "paper" else behaviour_policies()[1]
     seen = joined([simulator.decode(p.train, teacher, p.warm_up)[1] for p in parts])
     return paper(seen, "replay", TABLE_9 if kind == "paper" else FEATURES)
 
 
-def replayed(
+def replay_sets(
     sets: Sets, policy: Policy, simulator: Simulator, step: Step,
     router_us: Callable[[str], float] = lambda rule: 0.0, states: Method | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The test sessions of ``sets`` by every rule, and how well ``policy`` predicts the drafts of
-    ``states``, by default of its own cycles; plain JSON."""
-    found, skills = dict[str, dict[str, Spent]](), dict[str, dict[str, float]]()
+    """Decode the test sessions of ``sets`` by every rule, and evaluate ``policy``'s predictions on
+    the drafts of ``states``, by default of its own cycles; JSON-ready."""
+    spent, skills = dict[str, dict[str, Spent]](), dict[str, dict[str, float]]()
     whole = Skill()
     for done, (name, parts) in enumerate(sets.items()):
         step(f"decoding {name}", done, len(sets))
-        found[name] = ruled(parts.test, policy, simulator, parts.warm_up, router_us)
+        spent[name] = with_oracle(parts.test, policy, simulator, parts.warm_up, router_us)
         by = states or Method(HYBRID, policy)
         rows = simulator.decode(parts.test, by, parts.warm_up)[1]
         whole.update(policy, rows)
         skills[name] = skill_of(policy, rows).table()
     counts = {name: {"sessions": len({t.session for t in parts.test}),
                      "generations": len(parts.test)} for name, parts in sets.items()}  # fmt: skip
-    return {"sets": counts, **summary(found), "predicts": {**skills, "all": whole.table()}}
+    return {"sets": counts, **summary(spent), "predicts": {**skills, "all": whole.table()}}
 
 
-def table_2(found: dict[str, Any]) -> Table:
-    """How well the predictor finds high-payoff drafts, by set, beside the paper's figures."""
+def table_2(figures: dict[str, Any]) -> Table:
+    """Precision and recall of finding high-payoff drafts, by set, with the paper's figures."""
     title = "Cache drafts of six accepted tokens or more (paper, Table 2)"
     table = Table(title=title, box=SIMPLE, padding=0, pad_edge=False)
     table.add_column("set", overflow="fold", min_width=10)
     for heading in ("drafts", "high-payoff", "selected", "precision", "recall"):
         table.add_column(heading, justify="right", no_wrap=True)
     columns = ("high_payoff", "selected", "precision", "recall")
-    for name, of in found["predicts"].items():
+    for name, of in figures["predicts"].items():
         table.add_row(escape(name), f"{of['drafts']:.0f}", *(f"{of[c]:.1%}" for c in columns))
-    for name, figures in TABLE_2.items():
-        table.add_row(f"paper, {name}", "", *(f"{each:.1%}" for each in figures))
+    for name, shares in TABLE_2.items():
+        table.add_row(f"paper, {name}", "", *(f"{each:.1%}" for each in shares))
     return table

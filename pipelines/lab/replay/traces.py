@@ -1,14 +1,11 @@
-"""Traces: recorded generations as token ids, read from JSON Lines with any tokenizer.
-
-Three kinds of lines, each one JSON object:
+"""Reads recorded generations from JSON Lines. Each line is one JSON object of three kinds:
 
 ``{"messages": [...]}``            every message of role ``assistant`` is a generation
 ``{"prompt": ..., "output": ""}``  one generation; the prompt is a list of messages, or text
 ``{"prompt": [ids], "output": [ids]}``   one generation in token ids
 
-``session`` (else ``id``) names what must not be parted between training and test. Turns of one
-dialogue are tokenised once. A line that cannot be used costs one notice that names it; the rest is
-read.
+``session`` (else ``id``) names what must stay together in training or test. Turns of one dialogue
+are tokenised once. An unusable line is skipped with a notice that names it.
 """
 
 from __future__ import annotations
@@ -27,14 +24,13 @@ from decoder.contracts.errors import TraceError
 from pipelines.prompts import Message
 from pipelines.replay.engine import ALLOWED, Ids, Trace
 
-BATCH: Final = 64
-"""Lines between two words on how far it is."""
+BATCH: Final = 64  # lines between two progress calls
 
 
 @dataclass
 class Reading:
-    """What a file held, and a sentence for each line that cannot be used, or not all of it;
-    ``too_long`` for those that are longer than the context."""
+    """The generations of a file, a notice for each line that is unusable in part, and one for each
+    that exceeds the context."""
 
     traces: list[Trace] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
@@ -47,11 +43,11 @@ def read(
     context: int = 1 << 20,
     progress: Callable[[int, int], None] | None = None,
 ) -> Reading:
-    """Every usable generation of ``path``, in its order; ``workload`` is the file's stem.
+    """The usable generations of ``path``, in order; ``workload`` is the file's stem.
 
     Args:
         tokenizer: of Hugging Face; None if the file holds token ids only.
-        context: tokens that prompt and output may have together.
+        context: most tokens of prompt and output together.
         progress: called with bytes read and bytes in all.
 
     Raises:
@@ -61,7 +57,7 @@ def read(
         data = path.read_bytes()
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}.") from error
-    found, done = Reading(), 0
+    result, done = Reading(), 0
     for number, line in enumerate(data.split(b"\n"), start=1):
         done, long = done + len(line) + 1, 0
         where = f"{path}:{number}:"
@@ -70,74 +66,71 @@ def read(
                 if len(trace.prompt) + len(trace.output) > context:
                     long += 1
                 else:
-                    found.traces.append(trace)
+                    result.traces.append(trace)
         except UnicodeDecodeError:
-            found.notices.append(f"{where} left out, not UTF-8.")
+            result.notices.append(f"{where} left out, not UTF-8.")
         except json.JSONDecodeError as error:
-            found.notices.append(f"{where} left out, not JSON ({error.msg}).")
+            result.notices.append(f"{where} left out, not JSON ({error.msg}).")
         except (ValueError, TypeError, AttributeError) as error:
-            found.notices.append(f"{where} left out, {error}.")
+            result.notices.append(f"{where} left out, {error}.")
         if long:
             what = f"{long} prompts with their outputs" if long > 1 else "prompt and output"
-            found.too_long.append(f"{where} {what} are longer than the context, {context}.")
+            result.too_long.append(f"{where} {what} are longer than the context, {context}.")
         if progress is not None and number % BATCH == 0:
             progress(min(done, len(data)), len(data))
-    return found
+    return result
 
 
 def _traces(line: bytes, workload: str, number: int, tokenizer: Any) -> Iterator[Trace]:
-    """The generations of one line.
-
-    Raises:
-        ValueError, TypeError, AttributeError: why there are no more.
-    """
+    """The generations of one line. Raises ValueError, TypeError, AttributeError if the rest of the
+    line is unusable."""
     record = json.loads(line)
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
-    told = Trace(
+    template = Trace(
         str(record.get("session") or record.get("id") or number), (), (), workload,
         int(record.get("max_tokens") or 0), licence=str(record.get("license") or ""),
     )  # fmt: skip
     prompt, output = record.get("prompt"), record.get("output")
     if _are_ids(prompt) and _are_ids(output):
-        return iter([_of_ids(told, record, tokenizer)])
+        return iter([_of_ids(template, record, tokenizer)])
     if tokenizer is None:
         raise ValueError("not a prompt and an output in token ids")
     if isinstance(prompt, str) and isinstance(output, str):
-        made = [Script([prompt, output, tokenizer.eos_token or ""], [1], whole=True)]
+        parts = [Script([prompt, output, tokenizer.eos_token or ""], [1], whole=True)]
     else:
-        made = scripts(*conversation(record), tokenizer)
-    return _of_text(told, made, tokenizer)
+        parts = scripts(*conversation(record), tokenizer)
+    return _of_text(template, parts, tokenizer)
 
 
-def _cut(told: Trace, tokens: Ids, middle: int, end: int) -> Trace:
-    made = end - middle
-    # where it is not stated, a round number above what was made
-    round_up = ALLOWED << max(0, (made // ALLOWED).bit_length())
-    allowed = max(told.allowed, made) if told.allowed else round_up
-    return replace(told, prompt=tokens[:middle], output=tokens[middle:end], allowed=allowed)
+def _cut(template: Trace, tokens: Ids, middle: int, end: int) -> Trace:
+    generated = end - middle
+    # by default a power of two above the generated length
+    round_up = ALLOWED << max(0, (generated // ALLOWED).bit_length())
+    allowed = max(template.allowed, generated) if template.allowed else round_up
+    return replace(template, prompt=tokens[:middle], output=tokens[middle:end], allowed=allowed)
 
 
-def _of_text(told: Trace, made: Sequence[Script], tokenizer: Any) -> Iterator[Trace]:
-    if not any(script.outputs for script in made):
+def _of_text(template: Trace, parts: Sequence[Script], tokenizer: Any) -> Iterator[Trace]:
+    if not any(script.outputs for script in parts):
         raise ValueError("no output to replay")
     special, empty = set(tokenizer.all_special_ids), 0
-    for script in made:
+    for script in parts:
         ids = _ids_of(script, tokenizer)
         ends = np.cumsum([0, *map(len, ids)]).tolist()
         tokens = np.array([token for piece in ids for token in piece], np.int32)
         for i in script.outputs:
-            # the end of turn was generated too; the template or the script wrote it
+            # the end of turn was generated too
             closed = i + 1 < len(ids) and ids[i + 1] and ids[i + 1][0] in special
             if not script.pieces[i].strip():
                 empty += 1
             elif ends[i]:
-                yield _cut(told, tokens, ends[i], ends[i + 1] + bool(closed))
+                yield _cut(template, tokens, ends[i], ends[i + 1] + bool(closed))
     if empty:
         raise ValueError(f"{empty} empty outputs" if empty > 1 else "an empty output")
 
 
-def _of_ids(told: Trace, record: dict[str, Any], tokenizer: Any) -> Trace:
+def _of_ids(template: Trace, record: dict[str, Any], tokenizer: Any) -> Trace:
     prompt, output = record["prompt"], record["output"]
     size = len(tokenizer) if tokenizer is not None else 1 << 31
     if max([*prompt, *output], default=0) >= size or min([*prompt, *output], default=0) < 0:
@@ -150,11 +143,11 @@ def _of_ids(told: Trace, record: dict[str, Any], tokenizer: Any) -> Trace:
             raise ValueError("model_accepted needs one number for each output token")
         accepted = np.array(accepted, np.int32)
     tokens = np.array([*prompt, *output], np.int32)
-    return _cut(replace(told, model_accepted=accepted), tokens, len(prompt), len(tokens))
+    return _cut(replace(template, model_accepted=accepted), tokens, len(prompt), len(tokens))
 
 
 def _ids_of(script: Script, tokenizer: Any) -> list[list[int]]:
-    """Token ids of each piece, those of a text that begins a sequence with its beginning token."""
+    """Token ids of each piece. A text that begins a sequence gets its beginning token."""
     ids: list[list[int]] = []
     begun = int(script.whole)
     for texts, special in ((script.pieces[:begun], True), (script.pieces[begun:], False)):
@@ -171,10 +164,9 @@ def _are_ids(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Script:
-    """Text in pieces, in order. Piece ``i`` in ``outputs`` was generated with all before it shown.
+    """A text in pieces. Piece ``i`` in ``outputs`` was generated after all pieces before it.
 
-    ``whole`` says that the text begins a sequence as it is: the tokenizer's own beginning token,
-    if it has one, is not in it yet.
+    ``whole``: the text begins a sequence and lacks the tokenizer's beginning token.
     """
 
     pieces: list[str]
@@ -183,10 +175,10 @@ class Script:
 
 
 def content_of(message: dict[str, Any]) -> Message:
-    """Role and text of one message; text parts are joined, tool calls written as JSON.
+    """Role and text of a message; text parts are joined, tool calls become JSON.
 
     Raises:
-        ValueError: no role, or contents that are not text.
+        ValueError: the message has no role, or its content is not text.
     """
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
@@ -201,7 +193,7 @@ def content_of(message: dict[str, Any]) -> Message:
 
 
 def conversation(record: dict[str, Any]) -> tuple[list[Message], list[int]]:
-    """The messages of a line and the indexes of those that are generations.
+    """The messages of a line, and the indexes of those that are generations.
 
     Raises:
         ValueError: the line is none of the kinds above.
@@ -217,12 +209,10 @@ def conversation(record: dict[str, Any]) -> tuple[list[Message], list[int]]:
 
 
 def scripts(messages: list[Message], generations: list[int], tokenizer: Any) -> list[Script]:
-    """The conversation as its chat template writes it: one script, or one for each generation.
+    """The conversation as its chat template renders it: one script, or one for each generation.
 
-    Rendering is repeated for every generation, tokenising is not.
-
-    A template that changes earlier turns as a dialogue grows (dropping thoughts, say) gives one
-    script a generation, which costs more to tokenise.
+    Some templates change earlier turns as a dialogue grows, for example by dropping thoughts. These
+    need a script for each generation, which costs more to tokenise.
 
     Raises:
         ValueError: there is no template, or it refuses these roles.
@@ -267,17 +257,17 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     Raises:
         TraceError: a directory holds none.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not inside:
             raise TraceError(f"no *.jsonl in {path}: name a folder of trace files, or files.")
-        found += inside
-    return found
+        files += inside
+    return files
 
 
 class Parts(NamedTuple):
-    """``warm_up`` fills the suffix cache before each of the others, and is never measured."""
+    """``warm_up`` fills the suffix cache before the others and is not measured."""
 
     train: list[Trace]
     warm_up: list[Trace]
@@ -285,7 +275,7 @@ class Parts(NamedTuple):
 
 
 def fraction(session: str, salt: str = "") -> float:
-    """A number in 0..1 that depends on the name alone."""
+    """A number in 0..1 from a hash of the name."""
     digest = hashlib.blake2b(session.encode(), digest_size=8, key=salt.encode()).digest()
     return int.from_bytes(digest, "big") / 2.0**64
 
@@ -293,8 +283,8 @@ def fraction(session: str, salt: str = "") -> float:
 def split(
     traces: Sequence[Trace], train: float = 0.6, warm_up: float = 0.1, limit: int | None = None
 ) -> Parts:
-    """``traces`` in parts of about these shares, the rest for testing, each in their order; of all
-    of them about ``limit``, in whole sessions."""
+    """``traces`` split into about these shares, the rest for testing, by session. ``limit`` bounds
+    their number, in whole sessions."""
     parts = Parts([], [], [])
     for trace in traces:
         at = fraction(trace.session)
@@ -307,13 +297,13 @@ def split(
 
 
 def some_sessions(traces: Sequence[Trace], least: float) -> list[Trace]:
-    """Whole sessions, chosen by hash, until they hold ``least`` traces; in their order."""
+    """Whole sessions, chosen by hash, that hold at least ``least`` traces; in order."""
     sizes = Counter(trace.session for trace in traces)
     chosen: set[str] = set()
-    held = 0
+    count = 0
     for session in sorted(sizes, key=lambda name: fraction(name, "limit")):
-        if held >= least:
+        if count >= least:
             break
         chosen.add(session)
-        held += sizes[session]
+        count += sizes[session]
     return [trace for trace in traces if trace.session in chosen]

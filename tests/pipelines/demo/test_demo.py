@@ -243,7 +243,7 @@ def test_what_became_of_a_policy_that_was_promoted_by_mistake_is_told() -> None:
     assert "No bad policy" in summary_of(recorded())["sentences"][3]
     for came in (outcome(recorded(version=3), 3), outcome(recorded(), 3)):
         told = summarise(ledger, Run(REQUESTS, 1000.0, mistake=came))["sentences"][3]
-        assert ("nothing took it back" if came["in_force"] else "no worker took it in") in told
+        assert ("nothing replaced it" if came["in_force"] else "no worker loaded it") in told
 
 
 def test_a_copy_of_an_earlier_report_breaks_off_at_the_number_of_the_order() -> None:
@@ -264,9 +264,10 @@ def test_the_learners_phase_sets_what_was_foreseen_beside_what_came_before_and_a
     assert found["before"] == {"drafts": 120, "foreseen": 3.0, "accepted": 5.0, "off": 2.0}
     assert found["after"] == {"drafts": 160, "foreseen": 4.5, "accepted": 5.0, "off": 0.5}
     told = summarise(ledger, Run(REQUESTS, 1000.0, lesson=found))["sentences"][2]
-    for word in ("3.00 accepted", "5.00 came", "off by 2.00", "version 2", "after 30 seconds"):
+    words = "3.00 accepted", "5.00 were", "error of 2.00", "version 2", "after 30 seconds"
+    for word in words:
         assert word in told
-    assert "evidence of 31 clusters" in told and "4.50" in told and "off by 0.50" in told
+    assert "evidence of 31 clusters" in told and "4.50" in told and "error of 0.50" in told
     by_hand = recorded()
     by_hand._published = [p for p in by_hand._published if not p.policy or p.policy.version == 1]
     for one, phase in ((by_hand, RECORDS), (ledger, replace(RECORDS, ended=1050.0))):
@@ -292,13 +293,13 @@ def test_the_learners_phase_lasts_until_its_policy_has_foreseen_drafts_enough() 
 def test_six_sentences_say_what_was_shown_and_no_more() -> None:
     speed, _, learning, _, trust = summary_of(recorded(), failed=1)["sentences"][:5]
     assert "1.5" in speed and "plain decoding" in speed and " to " in speed
-    assert "480 draft events" in learning and "put 1 of the policies" in learning
+    assert "480 draft events" in learning and "served 1 of the policies" in learning
     assert learning.startswith("It began with v1, learned from 480")
     assert "none of 480 draft events were lost" in trust and "1 of 3 requests failed" in trust
     slower = summary_of(recorded(**{**FASTER, "plain": 90.0}, lost=1))["sentences"]
     assert "slower than plain decoding in agentic, conversation" in slower[4]
     nothing = summary_of(Ledger(records.WORKER))["sentences"]
-    assert len(nothing) == 6 and "too short to say" in nothing[0]
+    assert len(nothing) == 6 and "too short to compare" in nothing[0]
 
 
 def test_a_run_is_written_and_shown_at_every_stage(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from decoder.settings import WorkerSettings
 from pipelines.demo.replay import cost_table, policy_of, replayed
 from pipelines.demo.run import write
 from pipelines.demo.summary import Run, _choice, is_level, is_told, summarise
-from pipelines.replay.engine import Trace, drawn_by_place
+from pipelines.replay.engine import Trace, drawn_by_position
 from pipelines.replay.rules import HYBRID, name_of, rivals
 from pipelines.watch.ledger import Ledger, Phase
 from tests.pipelines.watch.records import batch, event, recorded, worker_status
@@ -105,7 +105,7 @@ def test_model_drafts_are_drawn_from_the_acceptance_that_was_measured() -> None:
     ledger = measured()
     agents, conversation = (ledger.acceptance([(phase.began, phase.ended)], 4) for phase in PHASES)
     assert agents == [61 / 62, 1 / 62, 0.5, 0.5] and conversation[0] == 1 / 62
-    drawn = drawn_by_place((0.8, 0.5, 0.5), 20_000, np.random.default_rng(0))
+    drawn = drawn_by_position((0.8, 0.5, 0.5), 20_000, np.random.default_rng(0))
     reached = [np.mean(drawn[drawn >= place] > place) for place in range(3)]
     # a token that is easy at one place is at the others
     assert reached[0] == pytest.approx(0.8, abs=0.02) and drawn.max() == 3
@@ -130,7 +130,7 @@ def test_the_headline_names_best_and_worst_of_agents_and_conversation(tmp_path) 
     assert any("no time for these phases: three agents" in s for s in summary["sentences"])
     write(ledger, summary, tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert "In virtual time: tokens a second over those of each rule" in page
+    assert "Virtual time: ratio of tokens a second to each rule" in page
     assert all(name_of(rule) in page for rule in rivals(4))
     assert "agents, in virtual time, over the best of 12 rules" in page
     assert HYBRID not in virtual["kinds"]["agents"]["over"]
@@ -189,6 +189,6 @@ def test_a_machine_that_stalls_is_told_by_the_time_that_its_steps_should_take() 
     over = summary["uplift"]["over_plain"]
     assert not is_told(over) and over["at_costs"]["low"] > 1.3
     (live,) = [s for s in summary["sentences"] if s.startswith("Live, on the same")]
-    assert "leaves out stalls" in live and "1.5" in live and "plain decoding" in live
+    assert "excludes stalls" in live and "1.5" in live and "plain decoding" in live
     untold = [s for s in summary["sentences"] if "cannot be told from this run" in s]
     assert not any("plain decoding" in s for s in untold)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipelines.stack import processes
 from pipelines.stack.processes import Part, begin
-from pipelines.stack.up import keep
+from pipelines.stack.up import keep_up
 
 FLAPS = "sleep 600 & sleep 0.05"
 
@@ -27,7 +27,7 @@ def main(folder: Path, seconds: str = "") -> None:
             for part in parts.values():
                 begin(part, children)
             print("begun")
-            keep(parts, children, print, 0.001)
+            keep_up(parts, children, print, 0.001)
         finally:
             processes.stop(list(children.values()))
 

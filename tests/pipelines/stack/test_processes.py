@@ -15,7 +15,7 @@ import pytest
 
 from decoder.contracts.errors import ProcessError
 from pipelines.stack import processes
-from pipelines.stack.processes import SIGNALS, Part, first_only, held
+from pipelines.stack.processes import SIGNALS, Part, first_only, signals_deferred
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -160,7 +160,7 @@ def test_what_is_ignored_stays_ignored() -> None:
 def test_a_signal_waits_until_a_child_is_in_its_list() -> None:
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt), first_only():
-        with held():
+        with signals_deferred():
             os.kill(os.getpid(), signal.SIGTERM)
             done.append("started")
             done.append("listed")

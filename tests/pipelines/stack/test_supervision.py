@@ -17,7 +17,7 @@ import pytest
 
 from pipelines.stack import processes
 from pipelines.stack.processes import Part, begin
-from pipelines.stack.up import Watch, keep, look
+from pipelines.stack.up import PartState, keep_up, supervise
 from tests.conftest import until
 from tests.pipelines.stack.test_processes import PARENT, runs
 
@@ -40,30 +40,33 @@ def part(code: str, folder: Path, name: str = "learner") -> Part:
 
 
 def watching(
-    watched: Watch, children: dict[str, processes.Child], said: list[str]
+    watched: PartState, children: dict[str, processes.Child], said: list[str]
 ) -> Callable[[], None]:
-    return lambda: look(watched, children, said.append, QUICK)
+    return lambda: supervise(watched, children, said.append, QUICK)
 
 
 def test_pauses_grow_to_the_longest_and_begin_anew_after_steady_service(tmp_path, children) -> None:
     broken, said = part(FAILS, tmp_path), list[str]()
-    watched = Watch(broken, serves_since=0.0)
+    watched = PartState(broken, serves_since=0.0)
     begin(broken, children)
     until(lambda: watched.attempts == 3, turn=watching(watched, children, said))
     seconds = []
     for tries in (0, 1, 2, 6, 10_000):
         watched.attempts, watched.due = tries, 0.0
         said.clear()
-        until(lambda: "try in" in "".join(said), turn=lambda: look(watched, children, said.append))
+        until(
+            lambda: "try in" in "".join(said),
+            turn=lambda: supervise(watched, children, said.append),
+        )
         seconds.append(said[-1].rpartition("try in ")[2])
     assert seconds == ["1 s", "2 s", "4 s", "60 s", "60 s"]
     # with the last line of its own life, which cannot write to the terminal, and is cut
     assert said[-1].startswith("learner ended with status 3 (learner.log: no weights to be found")
     assert "\x1b" not in said[-1] and len(said[-1]) < 300
     # the first that lives long enough is forgiven
-    mended = Watch(part(SLEEPS, tmp_path), attempts=3, serves_since=None)
+    mended = PartState(part(SLEEPS, tmp_path), attempts=3, serves_since=None)
     until(lambda: mended.serves_since is not None, turn=watching(mended, children, said))
-    look(mended, children, said.append, 0.0)
+    supervise(mended, children, said.append, 0.0)
     assert mended.attempts == 0
 
 
@@ -73,7 +76,9 @@ def test_what_a_part_left_behind_is_cleaned_before_it_starts_again(tmp_path, chi
     until(lambda: bool(first.tail()))
     left = int(first.tail())
     os.kill(first.process.pid, signal.SIGKILL)
-    until(lambda: len(said) == 1, turn=watching(Watch(registry, serves_since=0.0), children, said))
+    until(
+        lambda: len(said) == 1, turn=watching(PartState(registry, serves_since=0.0), children, said)
+    )
     until(lambda: not runs(left))
 
 
@@ -93,7 +98,7 @@ def test_what_does_not_start_or_get_ready_in_time_is_stopped_and_tried_again(
 ) -> None:
     worker = Part("worker", (program, "-c", SLEEPS), tmp_path / "log", is_ready, 0.1)
     said: list[str] = []
-    watched = Watch(worker, due=0.0)
+    watched = PartState(worker, due=0.0)
     until(lambda: len(said) == 2, turn=watching(watched, children, said))
     assert all(f"worker {trouble}" in line for line in said)
     assert watched.attempts == 2
@@ -115,7 +120,7 @@ def test_two_that_end_together_both_come_back_and_an_interrupt_ends_it(tmp_path,
     for pid in before.values():
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(KeyboardInterrupt):
-        keep(parts, children, say, QUICK)
+        keep_up(parts, children, say, QUICK)
     assert sorted(re.sub(r"\d+ s after", "so long after", line) for line in said) == [
         line
         for name in parts

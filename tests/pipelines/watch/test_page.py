@@ -22,7 +22,7 @@ from decoder.contracts.topics import DRAFTS, STATUS, TRIALS
 from decoder.policy.first import first_policy
 from pipelines import machine
 from pipelines.watch import ledger as ledger_module
-from pipelines.watch.ledger import ARMS, Foresight, Ledger, Phase
+from pipelines.watch.ledger import ARMS, Calibration, Ledger, Phase
 from pipelines.watch.live import links_to, sentences, serving
 from pipelines.watch.page import (
     ALL,
@@ -91,15 +91,15 @@ def test_a_page_says_what_it_is_worth_what_is_in_force_what_was_learned_and_what
     marks = {mark["text"] for mark in charts["ratio"]["marks"]}
     assert marks == {"agentic", "conversation", "v1", "v2", "alarm"}
     tables = {table["title"]: table["rows"] for table in figures["tables"]}
-    agentic, *_ = tables["Nobody has to choose: ratios of tokens a second"]
+    agentic, *_ = tables["Ratio of tokens a second to each alternative"]
     assert agentic[-3:-1] == ["stock suffix decoding", "plain decoding"]
     assert agentic[0] == "agentic" and float(agentic[-1]) == pytest.approx(60.0, rel=0.03)
     assert float(agentic[1].split()[0]) == pytest.approx(1.5, rel=0.03)
-    foresight = tables["What policies foresee: accepted tokens of a cache draft"]
-    assert foresight[0] == ["agentic", "v1", "240", "3.00", "5.00", "2.00"]
-    assert foresight[1] == ["conversation", "v2", "240", "4.50", "5.00", "0.50"]
+    calibration = tables["Calibration: accepted tokens of a cache draft"]
+    assert calibration[0] == ["agentic", "v1", "240", "3.00", "5.00", "2.00"]
+    assert calibration[1] == ["conversation", "v2", "240", "4.50", "5.00", "0.50"]
     versions = [row[1:] for row in tables["Policy versions"]]
-    assert ["v2", "in force on the worker"] in versions
+    assert ["v2", "serving on the worker"] in versions
     assert ["", "v2 is on trial"] in versions
 
 
@@ -110,15 +110,15 @@ def told(ledger: Ledger) -> list[str]:
 def test_four_sentences_say_what_a_running_service_comes_to() -> None:
     nothing = told(Ledger())
     assert "no comparison has ended" in nothing[0] and "No worker" in nothing[1]
-    assert "No learner" in nothing[2] and "the worker has said nothing;" in nothing[3]
+    assert "No learner" in nothing[2] and "the worker has not reported;" in nothing[3]
     ledger, now = records.recorded(), time.time()
     said = {"candidates": 5, "promotions": 1, "rollout_said": "version 2: it was faster"}
     ledger.add_status(records.learner_status(now, EVENTS, **said))
     ledger.add_status(records.worker_status(now, 1, policy_version=2, publication=7))
     worth, force, learned, wrong = told(ledger)
     assert worth.startswith("It makes 1.") and worth.endswith("of plain decoding.")
-    assert force == "Policy version 2, made by the learner, decides."
-    assert f"took in {EVENTS} events, tried 5 candidates and promoted 1; version 2" in learned
+    assert force == "Policy version 2, trained by the learner, decides."
+    assert f"read {EVENTS} events, tested 5 candidates and promoted 1; version 2" in learned
     assert wrong == "Nothing is wrong."
     logs = ("worker", "learner", "registry")
     for uri, second, third in (
@@ -136,8 +136,8 @@ def test_four_sentences_say_what_a_running_service_comes_to() -> None:
     ledger.add_status(records.worker_status(now, 1, policy_version=2, **troubled))
     ledger.rounds = records.rounds(40, 1000.0, 2.0, {CHAMPION: 40.0, "plain": 40.0})
     worth, force, _, wrong = told(ledger)
-    assert "cannot be told yet, about 1 minute more" in worth
-    assert "Policy version 2, made by the learner, is in force, but 'cache' decides" in force
+    assert "whether it is faster takes about 1 minute more" in worth
+    assert "version 2, trained by the learner, is loaded, but the fallback 'cache' decides" in force
     assert "2 faults" in wrong and "events of the worker are lost (3 queue full)" in wrong
     for role, named in (("first", "the policy that ships"), ("champion", "nothing learned")):
         ledger.statuses = [records.worker_status(now, 1, policy_role=role)]
@@ -257,7 +257,7 @@ def test_who_has_sent_requests_is_told_to_wait_and_not_to_send_one(kafka) -> Non
     made = encode_events([event(0, time.time())], ORIGIN, 0)
     with serving(kafka, 0, request="curl -s there") as url:
         until(  # drafts are read from the end on
-            lambda: "take minutes of requests" in get(url).text,
+            lambda: "need minutes of requests" in get(url).text,
             turn=lambda: send(kafka, DRAFTS.name, made, key=b"worker"),
         )
         assert "curl -s there" not in get(url).text
@@ -309,9 +309,9 @@ def test_arms_are_those_of_the_policy_in_force_whatever_other_sides_did() -> Non
     assert {arm: cycles[arm] for arm in ARMS} == {"cache": 1, "model": 1, "none": 2}
     assert shares_of(found.sums(105.0, 110.0)) == {"cache": 0.0, "model": 1.0, "none": 0.0}
     assert set(shares_of(found.sums(0.0, 9.0)).values()) == {0.0}
-    label = {1: Foresight(2, 3.5, 4.0, 1.5)}
-    assert found.foresight(100.0, 105.0) == label, "labelled to the end, and its own"
-    assert not found.foresight(106.0, 110.0)
+    label = {1: Calibration(2, 3.5, 4.0, 1.5)}
+    assert found.calibration(100.0, 105.0) == label, "labelled to the end, and its own"
+    assert not found.calibration(106.0, 110.0)
     assert found.seen == 7
 
 

@@ -1,17 +1,16 @@
-"""What a serving benchmark asks, and how: a fixed number of requests under way, streamed and timed.
+"""The load of ``hvd bench serve``: a fixed number of concurrent requests, streamed and timed.
 
-A prompt is one request; or a session of several, with empty messages of the assistant between them:
-there the server's answer stands, and the next request waits for it.
+A prompt is one request, or a session of several, separated by empty assistant messages. The
+server's answer takes their place before the next request is sent.
 
-A server's caches, vLLM's prefix cache and any suffix cache, remember what they served. A prompt
-sent again at the next concurrency would find its own earlier answer there, and drafts copied from
-it would be accepted whole. So each concurrency gets prompts of its own, from the same datasets in
-the same proportions.
+A server's prefix cache and suffix caches remember earlier requests. A prompt sent again at the next
+concurrency would draft from its own earlier answer. So each concurrency gets its own prompts, from
+the same datasets in the same proportions.
 
-The pace of a machine wanders by more than what is compared, within half a minute. So servers that
-are up together are asked all at once, and all but one are stopped (SIGSTOP); the clock of each goes
-on only while it runs. Whoever has answered least comes next. What the machine does besides then
-falls on all alike, slice by slice.
+A machine's speed varies within half a minute by more than what is compared. So servers that run
+together get their requests at once, and all but one are stopped (SIGSTOP). Each server's clock runs
+only while it does. The server with the fewest answers runs next. Other load on the machine then
+affects all servers alike.
 """
 
 from __future__ import annotations
@@ -36,14 +35,13 @@ from decoder.contracts.errors import SettingsError
 from pipelines import workloads
 from pipelines.prompts import Message, Prompt, PromptSet, fitting, read_folder
 
-REQUEST_SECONDS: Final = 600.0
-"""Longest silence within one answer, of a server that runs."""
+REQUEST_SECONDS: Final = 600.0  # read timeout of an answer while its server runs
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to a prompt or one of its turns; seconds from sending, and between its pieces.
-    ``error``: why none."""
+    """The answer to a prompt or one of its turns. Times are seconds from sending, and between
+    chunks. ``error`` says why there is no answer."""
 
     prompt: str
     ttft_s: float
@@ -56,8 +54,8 @@ class Reply:
 
 @dataclass(frozen=True)
 class Load:
-    """What every request shares. ``silence_s`` is by the clock on the wall, all else by ``clock``,
-    in seconds."""
+    """What all requests share. ``silence_s`` is a read timeout by the wall clock; all other times
+    are by ``clock``, in seconds."""
 
     url: str
     model: str
@@ -68,27 +66,27 @@ class Load:
 
 
 def turns(prompt: Prompt) -> list[tuple[Message, ...]]:
-    """What is said before each answer: the messages between the empty ones of the assistant."""
-    found: list[list[Message]] = [[]]
+    """The messages before each answer, as separated by empty assistant messages."""
+    parts: list[list[Message]] = [[]]
     for message in prompt.messages:
         if message["role"] != "assistant" or message["content"]:
-            found[-1].append(message)
-        elif found[-1]:
-            found.append([])
-    return [tuple(said) for said in found if said]
+            parts[-1].append(message)
+        elif parts[-1]:
+            parts.append([])
+    return [tuple(part) for part in parts if part]
 
 
 def body(messages: Sequence[Message], model: str, max_tokens: int) -> dict[str, Any]:
-    """The request for an answer to ``messages``: greedy, streamed, with token ids."""
+    """A greedy, streamed chat completion request that asks for token ids."""
     shared = {"temperature": 0, "stream": True, "return_token_ids": True}
     return {"model": model, "messages": list(messages), "max_tokens": max_tokens, **shared}
 
 
 def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
-    """Token ids and text of each event of a streamed chat completion that carries any.
+    """Token ids and text of each event of a streamed chat completion that has any.
 
     Raises:
-        ValueError: the server reported an error within the stream, or sent something else.
+        ValueError: the server reported an error, or sent something else.
     """
     for line in lines:
         data = line.removeprefix("data:").strip()
@@ -104,18 +102,18 @@ def chunks(lines: Iterator[str]) -> Iterator[tuple[list[int], str]]:
 
 
 def answers(client: httpx.Client, load: Load, prompt: Prompt) -> Iterator[Reply]:
-    """One reply, or one for each turn up to the first that fails."""
-    said: list[Message] = []
-    for turn, news in enumerate(turns(prompt)):
-        said += news
-        tokens, came, text, error = list[int](), list[float](), "", None
+    """The reply to each turn, up to the first that fails."""
+    messages: list[Message] = []
+    for turn, turn_messages in enumerate(turns(prompt)):
+        messages += turn_messages
+        tokens, arrivals, text, error = list[int](), list[float](), "", None
         sent = load.clock()
-        request = body(said, load.model, load.max_tokens)
+        request = body(messages, load.model, load.max_tokens)
         try:
             with client.stream("POST", "/v1/chat/completions", json=request) as response:
                 if response.is_success:
                     for ids, more in chunks(response.iter_lines()):
-                        came.append(load.clock())
+                        arrivals.append(load.clock())
                         tokens += ids
                         text += more
                 else:
@@ -125,28 +123,28 @@ def answers(client: httpx.Client, load: Load, prompt: Prompt) -> Iterator[Reply]
         if error is None and not tokens:
             error = "the answer held no token"
         now = load.clock()
-        times = (came[0] if came else now) - sent, now - sent
-        gaps = tuple(later - earlier for earlier, later in itertools.pairwise(came))
+        times = (arrivals[0] if arrivals else now) - sent, now - sent
+        gaps = tuple(later - earlier for earlier, later in itertools.pairwise(arrivals))
         yield Reply(f"{prompt.dataset}:{prompt.id}", *times, tuple(tokens), error or "", turn, gaps)
         if error:
             return
-        said.append({"role": "assistant", "content": text})
+        messages.append({"role": "assistant", "content": text})
 
 
 def run(
     load: Load, prompts: Sequence[Prompt], done: Callable[[], object] = lambda: None
 ) -> tuple[float, list[Reply]]:
-    """Send ``prompts`` in order, so many of them at a time as the load says.
+    """Send ``prompts`` in order, at the load's concurrency.
 
     Args:
         done: called after each reply, from several threads, one call at a time.
 
     Returns:
         seconds from the first request to the end of the last answer, and the replies in the order
-        of ``prompts`` and of their turns.
+            of ``prompts`` and their turns.
     """
     lock, leaving = threading.Lock(), threading.Event()
-    # one for all: making another takes as long as a step
+    # one for all, since making one takes as long as a step
     limits = httpx.Limits(max_connections=load.concurrency)
     client = httpx.Client(base_url=load.url, timeout=load.silence_s, limits=limits, trust_env=False)
     began = load.clock()
@@ -163,13 +161,13 @@ def run(
 
     pool = ThreadPoolExecutor(load.concurrency)
     try:
-        found = list(pool.map(session, prompts))
+        replies_by_prompt = list(pool.map(session, prompts))
     finally:
         leaving.set()
-        # Ctrl-C must not wait for answers: whoever interrupts stops the server, which ends them
+        # Ctrl-C must not wait for answers; stopping the server ends them
         pool.shutdown(wait=False, cancel_futures=True)
         client.close()
-    return load.clock() - began, [reply for replies in found for reply in replies]
+    return load.clock() - began, [reply for replies in replies_by_prompt for reply in replies]
 
 
 FURTHER: Final = (
@@ -177,121 +175,120 @@ FURTHER: Final = (
     "Result of run_tests: 3 passed. Explain what you wrote last, line by line. Quote each line.",
     "Compare all that you were shown so far in a list, with quotes.",
 )
-"""What goes on with the answer before: every other turn of the project's own sessions."""
-ANSWER: Final = {"role": "assistant", "content": ""}
-"""Marks where the server answers."""
+"""Every other turn of the project's sessions: a request about the previous answer."""
+ANSWER: Final = {"role": "assistant", "content": ""}  # marks the place of the server's answer
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The prompts that are wanted, of ``room`` tokens at most; ``turns`` 0 are single requests."""
+    """Which prompts to send. ``budget`` is the most tokens of one; ``turns`` is 0 for single
+    requests."""
 
     folder: Path | None
     concurrency: Sequence[int]
     limit: int
-    room: int
+    budget: int
     turns: int
 
 
 def from_workloads(
     count: int, names: Sequence[str] = workloads.WORKLOADS, most: int = 0
 ) -> list[PromptSet]:
-    """``count`` held-out prompts of each of the project's own workloads.
+    """``count`` held-out prompts of each of the project's workloads.
 
-    Or as many sessions of ``most`` turns, which are what an agent platform sends: every other turn
-    brings another file, list of tools or page, the one after it goes on with the answer.
+    With ``most`` they are sessions of that many turns, as an agent platform sends: every other turn
+    brings another file, tool list or page, and the next asks about the previous answer.
     """
-    made = []
+    sets = []
     for name in names:
-        news, further = workloads.prompts(name), itertools.cycle(FURTHER)
+        stream, further = workloads.prompts(name), itertools.cycle(FURTHER)
         prompts = []
         for index in range(count):
-            said = [
-                [{"role": "user", "content": next(further)}] if turn % 2 else next(news).messages
+            script = [
+                [{"role": "user", "content": next(further)}] if turn % 2 else next(stream).messages
                 for turn in range(max(most, 1))
             ]
-            prompts.append(Prompt(f"{name}-{index}", name, name, _scripted(said)))
-        made.append(PromptSet(name, name, tuple(prompts)))
-    return made
+            prompts.append(Prompt(f"{name}-{index}", name, name, _scripted(script)))
+        sets.append(PromptSet(name, name, tuple(prompts)))
+    return sets
 
 
-def cut(found: PromptSet, most: int) -> PromptSet:
-    """Anybody's conversations as sessions of ``most`` turns at most; their answers are not sent.
-
-    What asks nothing is left out.
-    """
+def cut(prompts: PromptSet, most: int) -> PromptSet:
+    """Conversations as sessions of at most ``most`` turns. Their recorded answers are dropped;
+    conversations without a question are left out."""
     kept = []
-    for prompt in found.prompts:
+    for prompt in prompts.prompts:
         script = (ANSWER if m["role"] == "assistant" else m for m in prompt.messages)
-        if said := turns(replace(prompt, messages=tuple(script)))[:most]:
-            kept.append(replace(prompt, messages=_scripted(said)))
-    return replace(found, prompts=tuple(kept))
+        if script_turns := turns(replace(prompt, messages=tuple(script)))[:most]:
+            kept.append(replace(prompt, messages=_scripted(script_turns)))
+    return replace(prompts, prompts=tuple(kept))
 
 
-def _scripted(said: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
-    return tuple(m for turn in said for m in (*turn, ANSWER))[:-1]
+def _scripted(script: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
+    return tuple(m for turn in script for m in (*turn, ANSWER))[:-1]
 
 
 def levels(
     wanted: Selection, model: str, problems: list[str]
 ) -> tuple[tuple[int, tuple[Prompt, ...]], ...]:
-    """Each concurrency with its prompts, as long as the tokenizer of ``model`` says.
-
-    What is left out becomes a sentence in ``problems``.
+    """Each concurrency with its prompts. Prompts that are left out become sentences in
+    ``problems``.
 
     Raises:
-        SettingsError: there are too few.
+        SettingsError: there are too few prompts.
     """
     from transformers import AutoTokenizer
 
-    # with fewer than two each a concurrency is never full for long: the last ones end alone
+    # with fewer than two each, the last sessions would run alone for long
     least = 2 * max(wanted.concurrency) if wanted.turns else 1
-    count, hands = max(wanted.limit, least), len(wanted.concurrency)
+    count, concurrencies = max(wanted.limit, least), len(wanted.concurrency)
     if wanted.folder is not None:
         sets = list(read_folder(wanted.folder, (), problems))
         sets = [cut(s, wanted.turns) for s in sets] if wanted.turns else sets
     else:
-        sets = from_workloads(count * hands, most=wanted.turns)
+        sets = from_workloads(count * concurrencies, most=wanted.turns)
     tokenizer = AutoTokenizer.from_pretrained(model)
 
-    def fits(found: PromptSet) -> Iterator[Prompt]:
-        usable = fitting(found, tokenizer, wanted.room, "skip", problems.append)
-        return (made.prompt for made in usable)
+    def fits(each_set: PromptSet) -> Iterator[Prompt]:
+        usable = fitting(each_set, tokenizer, wanted.budget, "skip", problems.append)
+        return (one.prompt for one in usable)
 
-    dealt = deal([fits(found) for found in sets], hands, count)
-    held = len(dealt[0]) if dealt else 0
-    if held < least:
+    dealt = deal([fits(each_set) for each_set in sets], concurrencies, count)
+    each = len(dealt[0]) if dealt else 0
+    if each < least:
         raise SettingsError(
-            f"{held} prompts for each concurrency are too few: it takes one, of sessions two for "
-            f"each at a time. {' '.join(problems[:3])}"
+            f"{each} prompts for each concurrency are too few: it takes one, and two sessions for "
+            f"each concurrent one. {' '.join(problems[:3])}"
         )
-    if held < count:
-        problems.append(f"only {held} of {count} prompts for each concurrency.")
+    if each < count:
+        problems.append(f"only {each} of {count} prompts for each concurrency.")
     return tuple(zip(wanted.concurrency, dealt, strict=True))
 
 
-def deal(sets: Sequence[Iterator[Prompt]], hands: int, count: int) -> list[tuple[Prompt, ...]]:
-    """``count`` disjoint prompts, or what there are, for each of so many hands, datasets in turn.
-
-    A dataset that runs out is passed over from then on.
-    """
-    rows = itertools.zip_longest(*(zip(*[found] * hands, strict=False) for found in sets))
+def deal(
+    sets: Sequence[Iterator[Prompt]], concurrencies: int, count: int
+) -> list[tuple[Prompt, ...]]:
+    """``count`` prompts, or as many as there are, for each of so many concurrencies, all
+    different. Datasets alternate; one that runs out is skipped."""
+    rows = itertools.zip_longest(
+        *(zip(*[prompts] * concurrencies, strict=False) for prompts in sets)
+    )
     groups = (group for row in rows for group in row if group is not None)
     return list(zip(*itertools.islice(groups, count), strict=True))
 
 
 SLICE_S: Final = 2.0
-"""Some dozens of steps: of these one is cut in two, and the caches of the processor are filled
-anew."""
+"""Some dozens of steps, so that the step which a switch interrupts and the evicted processor caches
+matter little."""
 GUARD: Final = 'read _; for group; do kill -s CONT -- "-$group"; done'
-"""Of a shell whose standard input ends with us: a stopped server would outlive us, and hear of no
-SIGTERM."""
+"""A shell that resumes the servers when its standard input closes, that is, when we die: a stopped
+server could not receive a SIGTERM."""
 
 T = TypeVar("T")
 
 
 class OwnClock:
-    """Seconds that a server ran. Read by any thread, written by the one that deals the slices."""
+    """Seconds that a server has run. Any thread reads it; the scheduling thread writes it."""
 
     def __init__(self) -> None:
         self._at: tuple[float, float | None] = 0.0, None
@@ -301,18 +298,18 @@ class OwnClock:
         before, since = self._at
         return before if since is None else before + time.perf_counter() - since
 
-    def go(self) -> None:
-        """The server runs from now on."""
+    def resume(self) -> None:
+        """The server resumes."""
         self._at = self(), time.perf_counter()
 
-    def stand(self) -> None:
-        """It is stopped."""
+    def stop(self) -> None:
+        """The server stops."""
         self._at = self(), None
 
 
 @dataclass(frozen=True)
 class Work(Generic[T]):
-    """What a server is asked, by its clock; ``answered`` says how much of that is done."""
+    """The requests of a server, timed by its clock; ``answered`` counts its answers so far."""
 
     do: Callable[[OwnClock], T]
     answered: Callable[[], int]
@@ -321,17 +318,15 @@ class Work(Generic[T]):
 def in_slices(
     works: Mapping[int, Work[T]], seconds: float = SLICE_S
 ) -> dict[int, T | BaseException]:
-    """Do all ``works``, while the servers they ask run one at a time.
-
-    All servers run again on leaving, however it is left. A work begins with the first slice of its
-    server.
+    """Do all ``works``, with one server running at a time. All servers run again when it returns or
+    raises.
 
     Args:
         works: by the process group of each server.
-        seconds: of a slice; who is left alone has what remains in one.
+        seconds: length of a slice; the last server runs to its end in one.
 
     Returns:
-        what each returned, or what it raised.
+        the result of each work, or its exception.
     """
     clocks = {group: OwnClock() for group in works}
     running: dict[int, Future[T]] = {}
@@ -343,14 +338,14 @@ def in_slices(
             while left := [g for g in works if g not in running or not running[g].done()]:
                 group = min(left, key=lambda g: (works[g].answered(), clocks[g]()))
                 _signal(group, signal.SIGCONT)
-                clocks[group].go()
+                clocks[group].resume()
                 if group not in running:
                     running[group] = pool.submit(works[group].do, clocks[group])
                 wait([running[group]], timeout=seconds if len(left) > 1 else None)
                 _signal(group, signal.SIGSTOP)
-                clocks[group].stand()
+                clocks[group].stop()
         finally:
-            # Ctrl-C must not wait for answers: whoever interrupts ends the servers, and so these
+            # Ctrl-C must not wait for answers; stopping the servers ends them
             pool.shutdown(wait=False, cancel_futures=True)
             for group in works:
                 _signal(group, signal.SIGCONT)

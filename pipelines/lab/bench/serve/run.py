@@ -1,9 +1,8 @@
-"""``hvd bench serve``: the same requests to one server after another, stock vLLM's and ours.
+"""``hvd bench serve``: sends the same requests to stock vLLM's servers and ours.
 
-Every configuration is a real server process with a real client. Rounds go through all of them in
-the same order (A B C A B C), each time with a fresh server, so that caches start empty and what the
-machine does meanwhile falls on all alike. Where memory holds them all, they can be up together and
-run in slices: then it does so within seconds.
+Every configuration is a real server process. Rounds go through all of them in the same order (A B C
+A B C), each with a fresh server, so caches start empty and other load affects all alike. If memory
+allows, the servers of a round can run together in time slices.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ from pipelines.stack.processes import Part
 from pipelines.stack.running import responds
 
 WARM_UP_TOKENS: Final = 16
-START_SECONDS: Final = 900.0
-"""A large model that is compiled and captured takes minutes."""
+START_SECONDS: Final = 900.0  # compiling and capturing a large model takes minutes
 COUNTER_SECONDS: Final = 10.0
-"""How long the server's counters may lag behind its answers: it counts a step after sending."""
+"""How long a server's counters may lag behind its answers; it counts a step after sending."""
 COUNTED: Final = {
     "tokens": "generation_tokens_total",
     "prompt_tokens": "prompt_tokens_total",
@@ -50,21 +48,18 @@ COUNTED: Final = {
     "drafts": "spec_decode_num_drafts_total",
     "accepted": "spec_decode_num_accepted_tokens_total",
 }
-"""vLLM's own counters. ``drafts`` are verifications that had anything to verify. ``accepted``
-counts a draft that runs past the end of an answer in full, so it is a little high where answers are
-short."""
+"""vLLM's counters. ``drafts`` counts verifications of at least one token. ``accepted`` counts a
+draft in full even if it runs past the end of an answer, so it is a little high for short
+answers."""
 
-Counters = dict[str, int]
-"""Of ``COUNTED``, or their growth between two readings."""
+Counters = dict[str, int]  # counts by the names in ``COUNTED``, or their growth
 Launch = Callable[[Plan, Setup, int], tuple[list[str], dict[str, str]]]
 """Argument list and environment of a setup's server on a port of 127.0.0.1."""
 
 
 def parse(page: str) -> Counters:
-    """Read a page in Prometheus' text format; a counter that is not there counts zero.
-
-    Several engines behind one server are added up.
-    """
+    """Read a page in Prometheus' text format. Engines behind one server are summed; missing
+    counters are 0."""
     sums = dict.fromkeys(COUNTED.values(), 0.0)
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -75,18 +70,17 @@ def parse(page: str) -> Counters:
 
 
 def session_seconds(leader: int) -> float | None:
-    """User and system seconds so far of all living processes in the session of process ``leader``;
-    None where none lives.
+    """CPU seconds of all living processes in the session of process ``leader``; None if none lives.
 
-    On a shared machine the clock on the wall measures the neighbours, too. Threads that wait by
-    spinning count as busy: ``OMP_WAIT_POLICY=PASSIVE`` keeps OpenMP from it.
+    Wall clock includes the neighbours' load on a shared machine; this does not. Threads that spin
+    while waiting count as busy; ``OMP_WAIT_POLICY=PASSIVE`` stops OpenMP from spinning.
     """
-    found = []
+    seconds = []
     for pid in psutil.pids():
-        with suppress(psutil.Error, OSError):  # it has ended, or is none of ours
+        with suppress(psutil.Error, OSError):  # ended, or foreign
             if os.getsid(pid) == leader:
-                found.append(sum(psutil.Process(pid).cpu_times()[:2]))
-    return sum(found) if found else None
+                seconds.append(sum(psutil.Process(pid).cpu_times()[:2]))
+    return sum(seconds) if seconds else None
 
 
 @dataclass(frozen=True)
@@ -98,14 +92,12 @@ class Server:
     url: str
 
     def ran(self) -> str:
-        """Which model runner it has, and how it schedules, by its own word, whatever it was told:
-        vLLM goes back to others where it cannot. "" where it does not say. Of the runner its log
-        tells, unless that leaves out what is no warning.
-        """
-        asked = f"{self.url}/server_info?config_format=json"
+        """The server's model runner and scheduling as it reports them, since vLLM can fall back to
+        others. The runner is read from its log. "" if it does not say."""
+        url = f"{self.url}/server_info?config_format=json"
         try:
-            told = httpx.get(asked, timeout=60.0, trust_env=False).json()
-            ahead = told["vllm_config"]["scheduler_config"]["async_scheduling"]
+            info = httpx.get(url, timeout=60.0, trust_env=False).json()
+            ahead = info["vllm_config"]["scheduler_config"]["async_scheduling"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return ""
         log = self.child.log.read_text(errors="replace")
@@ -114,10 +106,10 @@ class Server:
         return f"{runner}, {'asynchronous' if ahead else 'step by step'}"
 
     def check(self, replies: Sequence[Reply]) -> None:
-        """Do nothing unless the server died, or answered not one of its requests.
+        """Check that the server lives and has answered at least one of its requests.
 
         Raises:
-            ProcessError: it did.
+            ProcessError: it does not, or has not.
         """
         self.child.check()
         failed = [r for r in replies if r.error]
@@ -128,20 +120,23 @@ class Server:
             )
 
     def counters(self, clock: Callable[[], float], tokens: int = 0) -> Counters:
-        """Its counters, once they hold ``tokens`` that were sent; ``clock`` goes while it runs.
+        """The server's counters, once they include ``tokens`` output tokens.
+
+        Args:
+            clock: runs while the server does.
 
         Raises:
-            ProcessError: it does not answer, or counts fewer.
+            ProcessError: it does not answer, or counts fewer tokens.
         """
         until = clock() + COUNTER_SECONDS
         while True:
             try:
-                asked = httpx.get(f"{self.url}/metrics", timeout=60.0, trust_env=False)
-                page = asked.raise_for_status().text
+                response = httpx.get(f"{self.url}/metrics", timeout=60.0, trust_env=False)
+                page = response.raise_for_status().text
             except httpx.HTTPError as error:
                 raise ProcessError(f"{self.url}/metrics cannot be read: {error}.") from error
-            if (found := parse(page))["tokens"] >= tokens:
-                return found
+            if (counts := parse(page))["tokens"] >= tokens:
+                return counts
             if clock() > until:
                 raise ProcessError(
                     f"the server at {self.url} counts fewer tokens than it sent ({tokens}): is "
@@ -151,7 +146,7 @@ class Server:
 
 
 def launch_vllm(plan: Plan, setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
-    """vLLM's server, stock or with the plugin.
+    """The command of vLLM's server, stock or with the plugin.
 
     Raises:
         ModelError, ProcessError, SettingsError: see :func:`pipelines.serve.command.check`.
@@ -159,21 +154,20 @@ def launch_vllm(plan: Plan, setup: Setup, port: int) -> tuple[list[str], dict[st
     options = replace(plan.options, port=port)
     serve.check(options)
     on_cpu = not machine.has_accelerator()
-    made = command(setup, options, os.environ, machine.cpu_flags(), on_cpu, plan.policy)
-    serve.empty_metrics(options, made[1])
-    # A server that was stopped for a while would close, unread, connections that waited for it.
-    made[1].setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "3600")
-    made[1].setdefault("VLLM_SERVER_DEV_MODE", "1")  # it says what it runs with
-    return made
+    launched = command(setup, options, os.environ, machine.cpu_flags(), on_cpu, plan.policy)
+    serve.empty_metrics(options, launched[1])
+    # else a server that was stopped would close waiting connections unread
+    launched[1].setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "3600")
+    launched[1].setdefault("VLLM_SERVER_DEV_MODE", "1")  # for /server_info
+    return launched
 
 
 @contextmanager
 def starting(plan: Plan, launch: Launch) -> Iterator[Callable[[Setup, Path], Server]]:
-    """What starts a setup's server, with its log, and returns it ready; it raises ProcessError of
-    one that does not come up.
+    """Yield a function that starts a setup's server and waits until it is ready.
 
-    On leaving, however it is left, all servers are told at once to end; a second signal does not
-    leave one behind. Main thread only.
+    That function raises ProcessError if the server does not start. On leaving, all servers are
+    terminated at once; a second signal leaves none behind. Main thread only.
     """
     children: list[processes.Child] = []
 
@@ -181,12 +175,12 @@ def starting(plan: Plan, launch: Launch) -> Iterator[Callable[[Setup, Path], Ser
         port = machine.free_port()
         arguments, environment = launch(plan, setup, port)
         url = f"http://127.0.0.1:{port}"
-        with processes.held():
+        with processes.signals_deferred():
             child = processes.start(Part(setup.name, arguments, log, environment=environment))
             children.append(child)
         try:
             processes.wait_until(child, lambda: responds(f"{url}/health"), START_SECONDS)
-        except ProcessError:  # what it holds is the others'
+        except ProcessError:  # frees memory for the others
             processes.stop([child])
             raise
         return Server(setup, child, url)
@@ -202,15 +196,15 @@ def starting(plan: Plan, launch: Launch) -> Iterator[Callable[[Setup, Path], Ser
 def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -> dict[str, Any]:
     """Measure, and write the report to ``out``.
 
-    A configuration whose server does not start is reported and passed over. On Ctrl-C the running
-    server is stopped and the report written from the servers that had finished.
+    A configuration whose server does not start is reported and skipped. On Ctrl-C the running
+    server is stopped and the report covers the servers that had finished.
 
     Returns:
         the report.
 
     Raises:
         SettingsError: ``out`` cannot be written.
-        ProcessError: not one server could be measured.
+        ProcessError: no server could be measured.
     """
     runs: list[ServerRun] = []
     skipped: dict[str, str] = {}
@@ -221,51 +215,51 @@ def run(plan: Plan, out: Path, console: Console, launch: Launch = launch_vllm) -
                 wanted = [setup for setup in group if setup.name not in skipped]
                 tell = partial(_tell, shown, f"round {number + 1}/{plan.rounds}", Counter(), plan)
                 logs = out.parent / f"{out.stem}-logs"
-                found, failed = measure(plan, wanted, number, logs, tell, launch)
+                measured, failed = measure(plan, wanted, number, logs, tell, launch)
                 skipped |= failed
                 complain(console, (f"{name} is left out: {why}" for name, why in failed.items()))
-                for one in found:
+                for one in measured:
                     runs.append(one)
                     rates = ", ".join(f"{v.rate:.1f} at {v.concurrency}" for v in one.levels)
-                    said = f"round {number + 1} {one.setup} ({one.ran or '-'}): {rates} tok/s"
-                    console.print(said, highlight=False)
+                    line = f"round {number + 1} {one.setup} ({one.ran or '-'}): {rates} tok/s"
+                    console.print(line, highlight=False)
     finally:
-        made = report(plan, runs, skipped)
+        result = report(plan, runs, skipped)
         if runs:
-            write_json(made, out)
+            write_json(result, out)
     if not runs:
         raise ProcessError(f"no server could be measured: {next(iter(skipped.values()))}")
-    return made
+    return result
 
 
 Tell = Callable[[Setup, str, int], None]
-"""Told what a setup's server does, and how many requests it answered since."""
+"""Called with a setup, what its server does, and the number of new answers."""
 
 
 def _tell(
-    shown: Shown, where: str, done: Counter[str], plan: Plan, setup: Setup, what: str, more: int
+    progress: Shown, where: str, done: Counter[str], plan: Plan, setup: Setup, what: str, more: int
 ) -> None:
     done[setup.name] += more
-    shown.step(f"{where} {setup.name}: {what}", done[setup.name], plan.requests)
+    progress.step(f"{where} {setup.name}: {what}", done[setup.name], plan.requests)
 
 
 def measure(
     plan: Plan, compared: Sequence[Setup], number: int, logs: Path, tell: Tell, launch: Launch
 ) -> tuple[list[ServerRun], dict[str, str]]:
-    """Start servers, warm them up, put every concurrency to each in turn, stop them.
+    """Start servers, warm them up, measure every concurrency on each, and stop them.
 
     Args:
-        number: the round; who is first moves on by one with each concurrency and each round.
+        number: the round. The first server rotates with each concurrency and round.
 
     Returns:
-        what was measured, and of each configuration left out why: its server did not start, died,
-        or answered no request of a concurrency.
+        the measured runs, and for each failed configuration why: its server did not start, died, or
+            answered no request of a concurrency.
 
     Raises:
         ModelError, SettingsError: see :func:`launch_vllm`.
     """
     failed: dict[str, str] = {}
-    found: dict[str, ServerRun] = {}
+    runs: dict[str, ServerRun] = {}
     servers: list[Server] = []
     most = max(at_once for at_once, _ in plan.levels)
     with starting(plan, launch) as start:
@@ -280,7 +274,7 @@ def measure(
                 failed[setup.name] = str(error)
                 continue
             servers.append(server)
-            found[setup.name] = ServerRun(number, setup.name, (), server.ran())
+            runs[setup.name] = ServerRun(number, setup.name, (), server.ran())
         for turn, (at_once, prompts) in enumerate(plan.levels, number):
             first = turn % max(len(servers), 1)
             ordered = [*servers[first:], *servers[:first]]
@@ -289,16 +283,17 @@ def measure(
                 if isinstance(measured, ProcessError):
                     failed[name] = str(measured)
                     servers.remove(server)
-                    del found[name]
+                    del runs[name]
                 else:
-                    found[name] = replace(found[name], levels=(*found[name].levels, measured))
-    return list(found.values()), failed
+                    runs[name] = replace(runs[name], levels=(*runs[name].levels, measured))
+    return list(runs.values()), failed
 
 
 def _level(
     plan: Plan, servers: Sequence[Server], at_once: int, prompts: Sequence[Prompt], tell: Tell
 ) -> Iterator[tuple[Server, Level | ProcessError]]:
-    """Put one concurrency to all servers, in slices; of each what was measured, or why nothing."""
+    """Measure one concurrency on all servers, in time slices; yields each server with its result or
+    error."""
     shared = plan.model, at_once, plan.max_tokens
     silence_s = load.REQUEST_SECONDS * len(servers)
     answered = Counter[str]()
@@ -321,9 +316,9 @@ def _level(
     def work(server: Server) -> Work[Level]:
         return Work(partial(measured, server), lambda: answered[server.setup.name])
 
-    made = in_slices({server.child.process.pid: work(server) for server in servers})
+    results = in_slices({server.child.process.pid: work(server) for server in servers})
     for server in servers:
-        found = made[server.child.process.pid]
-        if not isinstance(found, Level | ProcessError):
-            raise found
-        yield server, found
+        result = results[server.child.process.pid]
+        if not isinstance(result, Level | ProcessError):
+            raise result
+        yield server, result

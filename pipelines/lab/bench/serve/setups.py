@@ -1,17 +1,17 @@
-"""What ``hvd bench serve`` compares: one way of starting the server each.
+"""The servers that ``hvd bench serve`` compares, and the plan of a run.
 
 =============== ==================================================================================
 none            vLLM without speculation
 suffix          vLLM's own suffix decoding, one setup for each draft limit k
 eagle3          vLLM's own EAGLE3, one setup for each k, with its padded drafter batch and without:
-                padding drafts in fixed shapes and keeps asynchronous scheduling, the other drafts
-                no token for requests that have none to verify
-eagle3-v2       the same on the V2 model runner, scheduled asynchronously and step by step
-eagle3-adaptive the same asynchronously, with vLLM's adaptive verification
+                padding drafts in fixed shapes and keeps asynchronous scheduling; without it,
+                requests with nothing to verify draft no token
+eagle3-v2       EAGLE3 on the V2 model runner, scheduled asynchronously and step by step
+eagle3-adaptive EAGLE3 scheduled asynchronously, with vLLM's adaptive verification
 hybrid          this project's plugin, telemetry off
 =============== ==================================================================================
 
-Everything but the speculative configuration and the plugin's switches is the same in all of them.
+They differ only in the speculative configuration and the plugin's settings.
 """
 
 from __future__ import annotations
@@ -24,22 +24,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from decoder.contracts.bundle import ANY_SCOPE
 from decoder.contracts.errors import ModelError, SettingsError
 from decoder.contracts.masking import masked
-from pipelines.lab.bench.serve.load import SLICE_S, turns
+from decoder.policy.first import first_policy
+from pipelines import machine
+from pipelines.lab.bench.methods import describe, numbers, words
+from pipelines.lab.bench.options import ServingOptions
+from pipelines.lab.bench.serve.load import SLICE_S, Selection, from_workloads, levels, turns
+from pipelines.policy.moves import load_policy
 from pipelines.prompts import Prompt
-from pipelines.serve.command import ServeOptions, serve_command, speculative_config
+from pipelines.serve.command import ServeOptions, chosen, serve_command, speculative_config
 
 Method = Literal["none", "suffix", "eagle3", "eagle3-v2", "eagle3-adaptive", "hybrid"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 SUFFIX_DEPTH: Final = 24
-"""vLLM's default depth of the suffix trees; drafts cannot be longer, so a larger k raises it."""
+"""vLLM's default depth of the suffix trees. It bounds drafts, so a larger k raises it."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One server to measure: ``k`` drafted tokens at most; ``padded`` is EAGLE3's alone, and
-    ``ahead``, whether it is scheduled asynchronously, of those on the V2 runner."""
+    """One server to measure.
+
+    ``k`` bounds its drafts, in tokens. ``padded`` applies to EAGLE3, ``ahead`` (asynchronous
+    scheduling) to the V2 runner.
+    """
 
     name: str
     method: Method
@@ -58,7 +67,7 @@ class Setup:
                 **shared,
                 "model": drafter,
                 "disable_padded_drafter_batch": not self.padded,
-                "disable_eagle_block_drop": True,  # as the hybrid: shared prefixes are read once
+                "disable_eagle_block_drop": True,  # as in hybrid
                 "enable_adaptive_verification": self.method == "eagle3-adaptive",
             }
         return None
@@ -67,11 +76,11 @@ class Setup:
 def setups(
     methods: Sequence[str], eagle3_k: Sequence[int], suffix_k: Sequence[int], drafter: str | None
 ) -> tuple[Setup, ...]:
-    """The servers that measuring ``methods`` takes, ``none`` first: the others are held to it.
+    """The servers to measure for ``methods``; ``none`` comes first, as the reference.
 
     Raises:
-        SettingsError: an unknown method.
-        ModelError: EAGLE3 without a drafter.
+        SettingsError: a method is unknown, or none was named.
+        ModelError: EAGLE3 has no drafter.
     """
     if not methods or not {*methods} <= {*METHODS}:
         unknown = ", ".join(m for m in methods if m not in METHODS) or "was named"
@@ -110,12 +119,12 @@ def command(
     """Argument list and environment of the server for ``setup``.
 
     Args:
-        options: as ``hvd serve`` takes them; the drafter is used where the method has one.
-        policy: bundle the hybrid decides by; None: the one it would start with.
+        options: those of ``hvd serve``; methods without a drafter ignore it.
+        policy: the hybrid's bundle; None: the one it starts with by default.
     """
     arguments, env = serve_command(options, environment, flags, on_cpu)
     at = arguments.index("--speculative-config")
-    if setup.method == "hybrid":  # compared with the other setups, so nothing is held out
+    if setup.method == "hybrid":
         own = {"HVD_WORKER_TELEMETRY": "false", "HVD_WORKER_HOLDOUT": "0"}
         if policy is not None:
             own["HVD_WORKER_POLICY_FILE"] = str(policy.resolve())
@@ -131,10 +140,11 @@ def command(
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole benchmark: ``levels`` are numbers of requests at a time, with the prompts for each.
+    """A whole benchmark.
 
-    ``decides_by`` describes the policy that the hybrid starts with, ``policy`` if that is named.
-    ``together``: all servers of a round are up at once and run in slices.
+    ``levels`` are the concurrencies with the prompts of each. ``decides_by`` describes the policy
+    that the hybrid starts with, and ``policy`` is its bundle, if one was named. With ``together``
+    all servers of a round run at once, in time slices.
     """
 
     setups: tuple[Setup, ...]
@@ -149,21 +159,21 @@ class Plan:
 
     @property
     def model(self) -> str:
-        """How the server calls the model."""
+        """The model's name in requests."""
         return self.options.served_name or self.options.model
 
     @property
     def requests(self) -> int:
-        """How many answers a server gives if none fails."""
+        """The number of requests that a server gets."""
         return sum(len(turns(p)) for _, level in self.levels for p in level)
 
     @property
     def has_sessions(self) -> bool:
-        """Whether a prompt is a session of several requests."""
+        """Whether any prompt is a session of several requests."""
         return any(len(turns(p)) > 1 for _, level in self.levels for p in level)
 
     def setting(self) -> dict[str, Any]:
-        """What the figures hold for, JSON-ready."""
+        """The setting of the run, JSON-ready."""
         return {
             "model": self.options.model,
             "drafter": self.options.drafter,
@@ -184,12 +194,48 @@ class Plan:
         }
 
 
+def runs_in(dtype: str) -> str:
+    """The servers' number format; ``auto`` where vLLM chooses it."""
+    on_cpu = not machine.has_accelerator()
+    return machine.serving_dtype(machine.cpu_flags()) if dtype == "auto" and on_cpu else dtype
+
+
+def planned(o: ServingOptions, extra: Sequence[str], problems: list[str]) -> Plan:
+    """The plan that ``o`` and the servers' ``extra`` arguments ask for.
+
+    Prompts that are left out become sentences in ``problems``.
+
+    Raises:
+        ModelError, SettingsError: an option is wrong, or there are too few prompts.
+    """
+    if o.check and (runs_in(o.dtype) != "float32" or "none" not in words(o.configs)):
+        raise SettingsError(
+            "--check compares with 'none' token for token, which half precision cannot promise: "
+            "give --dtype float32 and name none with --configs."
+        )
+    if o.policy is not None and not o.policy.is_file():
+        raise SettingsError(f"--policy {o.policy}: no such file.")
+    options = chosen(o.model, o.drafter, "127.0.0.1", 0, o.dtype, extra)
+    lengths = numbers(o.eagle3_k, "--eagle3-k"), numbers(o.suffix_k, "--suffix-k")
+    compared = setups(words(o.configs), *lengths, options.drafter)
+    concurrency = numbers(o.concurrency, "--concurrency")
+    budget = o.max_prompt_tokens - o.turns * o.max_tokens * o.sessions
+    wanted = Selection(o.prompts, concurrency, o.limit, budget, o.turns * o.sessions)
+    (warm_up,) = from_workloads(max(concurrency), ["chat"])
+    prompts = levels(wanted, options.model, problems)
+    decides_by = describe(load_policy(o.policy) if o.policy else first_policy(ANY_SCOPE))
+    return Plan(
+        compared, options, prompts, warm_up.prompts, o.max_tokens, o.rounds, o.policy, decides_by,
+        o.together,
+    )  # fmt: skip
+
+
+SECRET_NAME: Final = re.compile(r"(?i)(PASSWORD|SECRET|TOKEN|KEY)$")
+
+
 def masked_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables as a report may show them, by name."""
+    """Environment variables with secrets masked, for a report."""
     return {
-        name: "***" if _SECRET_NAME.search(name) else masked(value)
+        name: "***" if SECRET_NAME.search(name) else masked(value)
         for name, value in sorted(variables.items())
     }
-
-
-_SECRET_NAME: Final = re.compile(r"(?i)(PASSWORD|SECRET|TOKEN|KEY)$")

@@ -1,9 +1,8 @@
-"""From what servers did to what is reported.
+"""The report of ``hvd bench serve``.
 
 A request is a session of one turn. Ratios pair the same session under two configurations within a
-round, since a machine is slower in one round than in another, and resample sessions for their
-interval: a session's turns hang together, sessions do not. Rates hold the reading of a turn as well
-as its answering, which is what a person or an agent waits for.
+round, since the machine's speed differs between rounds. Intervals resample sessions, because the
+turns of a session are correlated. Rates include the prefill of a turn, which a user waits for too.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from pipelines import machine
 from pipelines.lab.bench.metrics import Cell, number
 from pipelines.lab.bench.serve.load import Reply
-from pipelines.lab.bench.serve.setups import METHODS, Plan, Setup
+from pipelines.lab.bench.serve.setups import METHODS, Plan, Setup, runs_in
 from pipelines.stats import Spent, columns, interval, loops, median, over
 
 GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
@@ -32,13 +31,13 @@ GROUPS: Final[dict[str, Callable[[Reply], bool]]] = {
     "warm": lambda reply: reply.turn > 0,
     "straight": lambda reply: not loops(reply.tokens),
 }
-"""Answers apart: of a first turn no cache knows the text yet. Where two configurations are compared
-an answer is straight if it loops under neither."""
+"""Groups of answers. No cache knows the text of a first turn. In a comparison an answer is straight
+if it loops under neither configuration."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """What one server did at one concurrency; ``counters`` and ``cpu_s`` grew during it."""
+    """What one server did at one concurrency; ``counters`` and ``cpu_s`` are growth."""
 
     concurrency: int
     wall_s: float
@@ -58,13 +57,13 @@ class Level:
 
     @property
     def rate(self) -> float:
-        """Output tokens a second, all requests together, from the first one's sending to the last
-        answer's end."""
+        """Output tokens a second of all requests together, from the first sending to the end of the
+        last answer."""
         return self.tokens / self.wall_s
 
     @property
     def per_cpu_s(self) -> float | None:
-        """Tokens for each second of processor time."""
+        """Tokens per second of processor time."""
         return over(self.tokens, self.cpu_s)
 
 
@@ -75,14 +74,14 @@ class ServerRun:
     round: int
     setup: str
     levels: tuple[Level, ...]
-    ran: str = ""  # its model runner and scheduling, by its own word
+    ran: str = ""  # its model runner and scheduling
 
 
 Rounds = Mapping[int, Level]
 
 
 def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> dict[str, Any]:
-    """Everything measured, ready for JSON."""
+    """The report, JSON-ready."""
     return {
         "benchmark": "sessions" if plan.has_sessions else "serve",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -95,25 +94,19 @@ def report(plan: Plan, runs: Sequence[ServerRun], skipped: dict[str, str]) -> di
     }
 
 
-def runs_in(dtype: str) -> str:
-    """What the servers run in, as far as it is chosen here and not by vLLM."""
-    on_cpu = not machine.has_accelerator()
-    return machine.serving_dtype(machine.cpu_flags()) if dtype == "auto" and on_cpu else dtype
-
-
 def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[str, Any]]:
     """One record for each setup and concurrency.
 
-    ``against`` compares with the best setup of each other method, by its rate at that concurrency:
-    picked on the figures it is compared on, which favours it.
+    ``against`` compares with the best setup of each other method at that concurrency. The best is
+    chosen on the figures it is compared on, which favours it.
     """
-    places: dict[int, dict[str, dict[int, Level]]] = {}
+    by_concurrency: dict[int, dict[str, dict[int, Level]]] = {}
     for run in runs:
         for level in run.levels:
-            here = places.setdefault(level.concurrency, {})
+            here = by_concurrency.setdefault(level.concurrency, {})
             here.setdefault(run.setup, {})[run.round] = level
     records = []
-    for concurrency, here in sorted(places.items()):
+    for concurrency, here in sorted(by_concurrency.items()):
         best = {
             method: max(kin, key=lambda n: statistics.median(v.rate for v in here[n].values()))
             for method in METHODS
@@ -142,12 +135,12 @@ def summarise(runs: Sequence[ServerRun], setups: Sequence[Setup]) -> list[dict[s
 
 
 def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
-    """What the server counts, which knows of no turns, and what all answers have in common."""
+    """The server's own counts, which do not distinguish turns, and figures over all answers."""
     levels = list(rounds.values())
     answered = [r for level in levels for r in level.answered]
     counted = sum((Counter(level.counters) for level in levels), Counter())
     tokens = sum(v.tokens for v in levels)
-    same, compared = equal(rounds, plain)
+    equal_count, compared = equal(rounds, plain)
     rates = [level.rate for level in levels]
     return {
         "rounds": len(rounds),
@@ -164,27 +157,27 @@ def _whole(rounds: Rounds, plain: Rounds) -> dict[str, Any]:
         "prompt_tokens_cached_share": over(
             counted["cached_prompt_tokens"], counted["prompt_tokens"]
         ),
-        "equal_to_none": same,
+        "equal_to_none": equal_count,
         "compared_with_none": compared,
     }
 
 
 def figures(rounds: Rounds, group: str) -> dict[str, Any]:
-    """What clients saw of the answers in a group: seconds and milliseconds as their names say.
+    """What clients saw of a group's answers, in the seconds or milliseconds of the names.
 
-    ``ms_per_token_p50`` is the pace after the first token, ``gap_ms_p99`` what a reader waits for
-    between two pieces at worst.
+    ``ms_per_token_p50`` is the pace after the first token, ``gap_ms_p99`` the pause between two
+    chunks.
     """
-    kept = [r for v in rounds.values() for r in v.answered if GROUPS[group](r)]
-    longer = [r for r in kept if len(r.tokens) > 1]
+    replies = [r for v in rounds.values() for r in v.answered if GROUPS[group](r)]
+    longer = [r for r in replies if len(r.tokens) > 1]
     paces = [1e3 * (r.latency_s - r.ttft_s) / (len(r.tokens) - 1) for r in longer]
-    gaps = [1e3 * gap for r in kept for gap in r.gaps_s]
-    tokens = sum(len(r.tokens) for r in kept)
+    gaps = [1e3 * gap for r in replies for gap in r.gaps_s]
+    tokens = sum(len(r.tokens) for r in replies)
     return {
-        "answers": len(kept),
+        "answers": len(replies),
         "tokens": tokens,
-        "tok_per_s_each": over(tokens, sum(r.latency_s for r in kept)),
-        "ttft_p50_s": median(r.ttft_s for r in kept),
+        "tok_per_s_each": over(tokens, sum(r.latency_s for r in replies)),
+        "ttft_p50_s": median(r.ttft_s for r in replies),
         "ms_per_token_p50": median(paces),
         "gap_ms_p99": float(np.percentile(gaps, 99)) if gaps else None,
     }
@@ -193,17 +186,17 @@ def figures(rounds: Rounds, group: str) -> dict[str, Any]:
 def against(mine: Rounds, theirs: Rounds) -> dict[str, Any]:
     """Ratios of one configuration's rates to another's.
 
-    Of each group those of answers, by the clock, with the 95% interval over sessions; of the server
-    whole ``rate``, by the clock, and ``cpu``, by processor time, which other work on the machine
-    disturbs less: medians over rounds, with their range.
+    For each group: answers' wall-clock rates, with the 95% interval over sessions. For the whole
+    server: ``rate`` by the wall clock and ``cpu`` by processor time, as medians over rounds with
+    their range.
     """
-    found = {group: paired(mine, theirs, group) for group in GROUPS}
+    ratios = {group: paired(mine, theirs, group) for group in GROUPS}
     for name, of in (("rate", attrgetter("rate")), ("cpu", attrgetter("per_cpu_s"))):
         pairs = [(of(mine[r]), of(theirs[r])) for r in mine if r in theirs]
         shared = [a / b for a, b in pairs if a and b]
         span = [min(shared), max(shared)] if shared else None
-        found[name] = {"ratio": median(shared), "range": span, "rounds": len(shared)}
-    return found
+        ratios[name] = {"ratio": median(shared), "range": span, "rounds": len(shared)}
+    return ratios
 
 
 def paired(mine: Rounds, theirs: Rounds, group: str) -> dict[str, Any]:
@@ -227,9 +220,9 @@ def _by_place(rounds: Rounds) -> dict[tuple[int, str, int], Reply]:
 
 
 def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
-    """Answers that equal those without speculation token for token, of those compared.
+    """How many answers equal those without speculation token for token, and how many were compared.
 
-    After the first that differs the two sessions say different things, so no later one counts.
+    A session is compared up to its first different answer, since its texts differ from then on.
     """
     left, right = _by_place(mine), _by_place(plain)
     same, parted = 0, set[tuple[int, str]]()
@@ -242,31 +235,29 @@ def equal(mine: Rounds, plain: Rounds) -> tuple[int, int]:
     return same, same + len(parted)
 
 
-def unequal(made: dict[str, Any]) -> list[str]:
+def unequal(report: dict[str, Any]) -> list[str]:
     """One sentence for each configuration whose answers differ from those without speculation.
 
-    In half precision, and with several requests in a batch, rounding depends on the batch's shape
-    and near-ties may fall either way.
+    In half precision, and in batches, rounding depends on the batch's shape, so near-ties can fall
+    either way.
     """
     return [
         f"{r['configuration']} at {r['concurrency']}: only {r['equal_to_none']} of "
         f"{r['compared_with_none']} answers equal those of 'none' token for token."
-        for r in made["records"]
+        for r in report["records"]
         if r["equal_to_none"] < r["compared_with_none"]
     ]
 
 
-WIDTH: Final = 180
-"""Characters that the table takes."""
+WIDTH: Final = 180  # width of the table in characters
 
 
 def table_columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
-    """Columns of a table of ``records``; a star marks the best of a method, which others are held
-    to.
+    """Columns of a table of ``records``. A star marks the best setup of a method.
 
-    ``/suffix`` and the like are ratios to the best of that method with their intervals.
+    ``/suffix`` and the like are ratios to the best setup of that method, with their intervals.
     """
-    found = {r["method"] for r in records} - {"hybrid"}
+    methods = {r["method"] for r in records} - {"hybrid"}
 
     def ratio(r: dict[str, Any], method: str) -> str:
         one = r["against"].get(method, {}).get("all", {"ratio": None, "interval": None})
@@ -277,7 +268,7 @@ def table_columns(records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
         "configuration": lambda r: r["configuration"] + " *" * bool(r["best_of_method"] and r["k"]),
         "at once": lambda r: str(r["concurrency"]),
         "tok/s": lambda r: number(r["tok_per_s"], 1),
-        **{f"/{m}": partial(ratio, method=m) for m in METHODS if m in found},
+        **{f"/{m}": partial(ratio, method=m) for m in METHODS if m in methods},
         "cpu/none": lambda r: number(r["against"].get("none", {}).get("cpu", {}).get("ratio")),
         "TTFT s": lambda r: number(r["groups"]["all"]["ttft_p50_s"]),
         "warm": lambda r: number(r["groups"]["warm"]["ttft_p50_s"]),

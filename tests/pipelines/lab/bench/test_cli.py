@@ -165,7 +165,7 @@ def test_text_that_is_held_is_in_the_books() -> None:
 
 
 def test_a_step_has_every_part_of_ours_in_it_and_prompts_are_waited_for() -> None:
-    whole = step_cost.measure(20, long_prompts=1, beside=5, requests=8, prompt=200)
+    whole = step_cost.measure(20, long_prompts=1, beside=5, batch=step_cost.Batch(8, 200))
     assert set(whole["us_by_verb"]) == {"observe", "choose", "drafted", "flush", "adapter"}
     assert all(us > 0.0 for us in whole["us_by_verb"].values())
     assert whole["tokens_per_cycle"] > 1.2 and whole["longest_wait_for_a_prompt_ms"] > 0.0

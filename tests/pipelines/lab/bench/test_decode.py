@@ -14,8 +14,9 @@ from decoder.engines.reference.engine import ReferenceEngine
 from decoder.engines.reference.session import Session
 from decoder.settings import WorkerSettings
 from pipelines.lab.bench import methods
-from pipelines.lab.bench.decode import Selection, run
+from pipelines.lab.bench.decode import run
 from pipelines.lab.bench.metrics import Results
+from pipelines.lab.bench.options import DecodeOptions
 from pipelines.prompts import Prompt, PromptSet
 from tests.engines.tiny import VOCABULARY, learned_policy, tiny_engine
 
@@ -67,7 +68,7 @@ def decoded(
     **selected: Any,
 ) -> Results:
     made = methods.build(wanted, POLICIES, has_drafter=True, model_len=4)
-    selection = Selection(max_tokens=40, **selected)
+    selection = DecodeOptions(max_tokens=40, **selected)
     tick = ([] if seen is None else seen).append
     return run(engine, made, sets, selection, Results({"methods": list(wanted)}), tick)
 

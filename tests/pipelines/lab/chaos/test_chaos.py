@@ -24,8 +24,8 @@ from decoder.contracts.topics import DRAFTS, POLICY, STATUS
 from decoder.policy.probes import to_bytes
 from pipelines import machine
 from pipelines.lab.chaos.cli import chaos
-from pipelines.lab.chaos.run import Seen, asking, faults_of, make_trouble, staged
-from pipelines.lab.chaos.troubles import TROUBLES, TopicAudit, Trouble, adds_up
+from pipelines.lab.chaos.injections import FAULTS, Fault, TopicAudit, adds_up
+from pipelines.lab.chaos.run import Seen, asking, faults_of, inject, staged
 from pipelines.prompts import Prompt
 from pipelines.stack.running import TRACKING_VARIABLE
 from pipelines.watch.ledger import ingest
@@ -166,7 +166,7 @@ def test_no_trouble_is_made_for_others(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not [*tmp_path.iterdir()]
 
 
-ALL = {trouble.name: trouble for trouble in TROUBLES}
+ALL = {each.name: each for each in FAULTS}
 HIT = (
     "disk full for the worker, broker away",
     "learner and worker ended",
@@ -193,7 +193,7 @@ def test_what_is_hit_comes_back_and_a_wrong_answer_is_noticed(
     if names is HIT:  # without a registry server, which takes a minute to start
         monkeypatch.setenv(TRACKING_VARIABLE, f"sqlite:///{tmp_path / 'mlflow.db'}")
     with staged(tmp_path / "stack", 1, Console(quiet=True)) as stage:
-        done = [make_trouble(stage, ALL[name]) for name in names]
+        done = [inject(stage, ALL[name]) for name in names]
         faults = [fault for each in done for fault in each["faults"]]
         assert [fault for fault in faults if "in time" not in fault] == []
         assert all(each["requests"] > 0 for each in done)
@@ -202,5 +202,5 @@ def test_what_is_hit_comes_back_and_a_wrong_answer_is_noticed(
             assert ("second learner" in each["back s"]) == ("a second one" in name)
         assert 0 < stage.audit.counts["counted"] <= stage.audit.counts["made"]
         stage.answers[:] = [tuple(reversed(answer)) for answer in stage.answers]
-        wrong = make_trouble(stage, Trouble("nothing", lambda stage: nullcontext()))["faults"]
+        wrong = inject(stage, Fault("nothing", lambda stage: nullcontext()))["faults"]
         assert wrong and all("a wrong answer" in fault for fault in wrong)

@@ -29,11 +29,11 @@ from pipelines.lab.replay.study import taught
 from pipelines.lab.replay.traces import Parts, Trace
 from pipelines.replay import rules
 from pipelines.replay.engine import (
+    CycleCosts,
     Cycles,
-    Prices,
     Simulator,
-    foreseen,
     model_acceptance,
+    oracle_cycles,
 )
 from pipelines.replay.method import Method
 from pipelines.replay.rivals import method
@@ -69,7 +69,7 @@ def test_what_warms_up_is_in_the_cache_and_not_counted() -> None:
 def test_what_is_trained_has_seen_longer_drafts_than_those_that_are_served() -> None:
     parts = Parts(copying_traces(1, 24, 80), [], [])
     simulator, length = replace(SIMULATOR, model_mean=2.2), FEATURES.index("draft_len")
-    policy = study.trained({"one": parts}, "survival", simulator, lambda *_: None)
+    policy = study.train_on({"one": parts}, "survival", simulator, lambda *_: None)
     assert policy.mean[length] > taught(simulator, parts.train).features[:, length].mean()
 
 
@@ -77,8 +77,8 @@ def test_what_is_trained_has_seen_longer_drafts_than_those_that_are_served() -> 
 @given(seed=st.integers(0, 1000), accepts=st.sampled_from([0.0, 1.3, 2.2, 4.0]))
 def test_no_rule_beats_the_oracle(seed: int, accepts: float) -> None:
     traces = [*copying_traces(seed, 3, 40, allowed=41), *dialogue(seed, 2)]
-    prices = [Prices(NOMINAL, SETTINGS)] * len(traces)
-    best = Cycles.of(c for c, _ in foreseen(traces, prices, SETTINGS, accepts))
+    prices = [CycleCosts(NOMINAL, SETTINGS)] * len(traces)
+    best = Cycles.of(c for c, _ in oracle_cycles(traces, prices, SETTINGS, accepts))
     policies = [frequency_policy("", t) for t in (0.0, 2.0, 4.0, float("inf"))]
     for by in [method("suffix"), *(Method("frequency", each) for each in policies)]:
         made = run(traces, by, accepts)
@@ -126,8 +126,8 @@ def test_a_replay_has_the_engines_own_cycles(name: str, traces: list[Trace]) -> 
         made = session.generate(list(trace.prompt), trace.allowed, stop_ids=stop)
         assert made.tokens == list(trace.output)
         mine = cycles.trace == index
-        replayed = zip(*(getattr(cycles, n)[mine].tolist() for n in COLUMNS), strict=True)
-        assert list(replayed) == [
+        replay_sets = zip(*(getattr(cycles, n)[mine].tolist() for n in COLUMNS), strict=True)
+        assert list(replay_sets) == [
             (c.position, ARMS.index(c.arm), c.verified, c.accepted) for c in made.cycles
         ]
     if name == "match4":
@@ -143,7 +143,7 @@ def test_the_summary_compares_with_the_best_rule_of_each_set() -> None:
     policy = first_policy("test")
     simulator = Simulator(token_classes(), SETTINGS, costs=COSTS)
     sets = {
-        name: study.ruled(part, policy, simulator)
+        name: study.with_oracle(part, policy, simulator)
         for name, part in {"a": traces[:2], "b": traces[2:]}.items()
     }
     found = study.summary(sets)
@@ -233,8 +233,8 @@ def test_a_served_run_its_replay_and_the_learners_rows_are_one() -> None:
     assert differing(replace(served, features=rounded), learned) == []
 
     simulator = Simulator(engine.token_classes, engine.settings)
-    cycles, replayed = simulator.decode(traces, BY, guarded=True)
-    assert differing(from_events(in_order(log.every)), replayed) == []
+    cycles, replay_sets = simulator.decode(traces, BY, guarded=True)
+    assert differing(from_events(in_order(log.every)), replay_sets) == []
     verified = cycles.verified > 0  # with no room for a draft there is no event
     columns = (cycles.position, cycles.arm, cycles.verified)
     rows = zip(*(column[verified].tolist() for column in columns), strict=True)

@@ -1,5 +1,5 @@
-"""A stack under trial, what is done to it, and which parts have to be seen at work after that; what
-its topics say meanwhile, and what of it must never be."""
+"""The faults that ``hvd chaos`` injects, the stack they are injected into, and an audit of its
+topics."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from decoder.policy.probes import to_bytes
 from pipelines.prompts import Prompt
 from pipelines.stack import processes
 from pipelines.stack.running import Stack
-from pipelines.stack.up import Watch, look
+from pipelines.stack.up import PartState, supervise
 from pipelines.watch.ledger import Ledger
 
 PARTS: Final = ("broker", "registry", "learner", "worker")
 LOOK_S: Final = 0.1
-PATIENCE_S: Final = 600.0  # vLLM on busy cores takes minutes to start
-ANSWERED_S: Final = 1.0  # in which a broker has answered what was sent
-TAKEOVER_S: Final = 30.0  # in which another learner has to hold the lease of one that died
+PATIENCE_S: Final = 600.0  # on busy cores vLLM takes minutes to start
+ANSWERED_S: Final = 1.0  # within which a broker acknowledges
+TAKEOVER_S: Final = 30.0  # within which another learner must take over a dead one's lease
 
-IN_HAND_S: Final = 0.5  # what was fetched before may come so much later
+IN_FLIGHT_S: Final = 0.5  # fetched records may be processed so much later
 
 
 def adds_up(account: Mapping[str, int]) -> bool:
-    """Whether made = delivered + in doubt + waiting + lost; what is in doubt may be delivered."""
+    """Whether made = delivered + in doubt + waiting + lost; events in doubt may be delivered."""
     missing = account["made"] - account["delivered"] - account["waiting"] - account["lost"]
     return 0 <= missing <= max(account["in doubt"], 0)
 
 
 @dataclass
 class TopicAudit(Ledger):
-    """A ledger that may be told the same again, as when a broker comes back.
+    """A ledger that tolerates repeated records, as when a broker comes back.
 
-    ``numbers`` are the events of each worker's life that were seen, ``made`` how many there are
-    at least, ``last`` its last status, ``spoke`` when a process said something new (monotonic
-    clock); ``excused`` are lives whose broker may have forgotten events. ``faults`` must be empty.
+    ``numbers`` are each incarnation's events that were seen, ``made`` how many there are at least,
+    ``last`` its last status, ``spoke`` when a process last reported (monotonic clock). ``excused``
+    are incarnations whose broker may have lost events. ``faults`` must be empty.
     """
 
     numbers: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -64,13 +64,13 @@ class TopicAudit(Ledger):
     _known: set[tuple[str, float]] = field(default_factory=set)
 
     def add_drafts(self, batch: EventBatch) -> None:
-        """Remember which events are there."""
+        """Record the events."""
         life, numbers = batch.origin.life, batch.numbers["number"].tolist()
         self.numbers[life].update(numbers)
         self.made[life] = max([self.made[life], *(number + 1 for number in numbers)])
 
     def add_status(self, status: WorkerStatus | LearnerStatus) -> None:
-        """Keep it; a worker must not go back to an earlier policy."""
+        """Record a status; a worker must not return to an earlier policy."""
         if (status.process, status.time) in self._known:
             return
         self._known.add((status.process, status.time))
@@ -87,7 +87,7 @@ class TopicAudit(Ledger):
         self.statuses.append(status)
 
     def add_policy(self, at: float, scope: str, role: str, policy: Policy | None) -> None:
-        """A key's publications go up, and a number names one policy."""
+        """Check that a key's publications increase, and that a number names one policy."""
         if policy is None:
             return
         known = self.publications.setdefault((scope, role), {})
@@ -100,60 +100,62 @@ class TopicAudit(Ledger):
     @property
     def counts(self) -> dict[str, int]:
         """Distinct events: made, seen on the topic, and counted by a learner."""
-        counted = max((said.events_consumed for said in self.learner), default=0)
+        counted = max((status.events_consumed for status in self.learner), default=0)
         delivered = sum(map(len, self.numbers.values()))
         return {"made": self.made.total(), "delivered": delivered, "counted": counted}
 
     def contradictions(self) -> list[str]:
-        """What is wrong with all that was read so far."""
-        found = [f"{self.refused} records keep no contract"] if self.refused else []
-        # a learner may have read what a broker that was killed has forgotten
+        """What is wrong with the records so far."""
+        sentences = [f"{self.refused} records keep no contract"] if self.refused else []
+        # a learner may have read events that a killed broker lost
         if self.counts["counted"] > self.counts["made"] and not self.excused:
-            found.append(f"more events counted than made: {self.counts}")
-        return found + [
-            f"of {said.events_sent} events sent by {life} some are not on the topic"
-            for life, said in list(self.last.items())
-            if said.events_sent > len(self.numbers[life]) and life not in self.excused
+            sentences.append(f"more events counted than made: {self.counts}")
+        return sentences + [
+            f"of {status.events_sent} events sent by {life} some are not on the topic"
+            for life, status in list(self.last.items())
+            if status.events_sent > len(self.numbers[life]) and life not in self.excused
         ]
 
     def has_spoken(self, moment: float, ending: str = "") -> bool:
-        """Whether a process whose name ends so said something new well after ``moment``."""
-        said = dict(self.spoke).items()
-        return any(at > moment + IN_HAND_S and name.endswith(ending) for name, at in said)
+        """Whether a process whose name has this ending reported well after ``moment``."""
+        reports = dict(self.spoke).items()
+        return any(at > moment + IN_FLIGHT_S and name.endswith(ending) for name, at in reports)
 
     def learner_of(self, pid: int) -> LearnerStatus | None:
-        """What the learner of that process said last."""
-        said = reversed(self.learner)
-        return next((each for each in said if each.process.endswith(f"-{pid}")), None)
+        """The last status of the learner with that process id."""
+        statuses = reversed(self.learner)
+        return next((each for each in statuses if each.process.endswith(f"-{pid}")), None)
 
     def account(
         self, life: str, before: Mapping[str, int] = MappingProxyType({})
     ) -> dict[str, int]:
-        """Where the events of a worker's life are, by its last status, but for those of ``before``.
-        ``delivered`` were seen; ``lost`` it says were dropped, refused, or left when it closed.
-        """
-        said = self.last.get(life) or WorkerStatus(process="", scope="", time=0.0)
+        """Where an incarnation's events are by its last status, less those of ``before``.
+        ``delivered`` were seen; ``lost`` were dropped, refused, or left when it closed."""
+        status = self.last.get(life) or WorkerStatus(process="", scope="", time=0.0)
         now = {
-            "made": said.events_made,
+            "made": status.events_made,
             "delivered": len(self.numbers[life]),
-            "in doubt": said.events_in_doubt,
-            "waiting": said.queue_depth,
-            "lost": said.events_dropped + said.events_failed + sum(said.events_refused.values()),
+            "in doubt": status.events_in_doubt,
+            "waiting": status.queue_depth,
+            "lost": status.events_dropped
+            + status.events_failed
+            + sum(status.events_refused.values()),
         }
         return {name: count - before.get(name, 0) for name, count in now.items()}
 
 
 @dataclass
 class Stage:
-    """A stack that is supervised as by ``hvd up``, but for what is ``held`` back; ``answers`` are
-    the right ones to ``prompts``. ``said`` is what supervision said of its parts, ``back`` when
-    each that was hit was seen at work again (seconds), ``draw`` decides what is left to chance.
+    """A stack supervised as by ``hvd up``, except for parts that are ``held`` down.
+
+    ``answers`` are the right ones to ``prompts``, ``said`` the supervisor's messages, ``back`` the
+    seconds until each affected part was seen working, ``draw`` the random numbers.
     """
 
     stack: Stack
     root: Path
     audit: TopicAudit
-    watches: dict[str, Watch]
+    watches: dict[str, PartState]
     prompts: list[Prompt]
     answers: list[tuple[int, ...]]
     draw: random.Random
@@ -162,23 +164,27 @@ class Stage:
     back: dict[str, float] = field(default_factory=dict)
 
     def within(self, seconds: float, condition: Callable[[], bool] = lambda: False) -> bool:
-        """Wait for ``condition`` so long at most; whether it came true. Main thread only."""
+        """Wait for ``condition``; whether it became true within ``seconds``. Main thread only."""
         end = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > end:
                 return False
             for name in self.watches.keys() - self.held:
-                look(self.watches[name], self.stack.children, self.said.append)
+                supervise(self.watches[name], self.stack.children, self.said.append)
             time.sleep(LOOK_S)
         return True
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait for ``condition``; a ProcessError where it does not come true in time."""
+        """Wait for ``condition``.
+
+        Raises:
+            ProcessError: it did not become true in time.
+        """
         if not self.within(PATIENCE_S, condition):
-            raise ProcessError(f"waited in vain for {what}; {'; '.join(self.said[-5:])}")
+            raise ProcessError(f"timed out waiting for {what}; {'; '.join(self.said[-5:])}")
 
     def pid(self, name: str) -> int:
-        """Of the leader of a part's processes; 0 where there is none, or it is not ready."""
+        """The process id of a part; 0 if it does not run or is not ready."""
         child = self.stack.children.get(name)
         serves = child is not None and child.is_alive and self.watches[name].serves_since
         return child.process.pid if child is not None and serves else 0
@@ -192,7 +198,7 @@ class Stage:
 
     @contextmanager
     def down(self, name: str, number: Signals = SIGKILL) -> Iterator[None]:
-        """A part ends, and is not started again inside the block."""
+        """End a part, and do not restart it inside the block."""
         self.held.add(name)
         try:
             self.tree(name)[0].send_signal(number)
@@ -205,7 +211,7 @@ class Stage:
     def done_to(
         self, name: str, do: Callable[[Process], object], undo: Callable[[Process], object]
     ) -> Iterator[None]:
-        """All processes of a part are put into a state, and out of it after the block."""
+        """Apply ``do`` to all processes of a part, and ``undo`` after the block."""
         try:
             for process in self.tree(name):
                 do(process)
@@ -217,11 +223,10 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """``hold`` makes it, for so many ``seconds``. ``kills`` are the parts that end by it, ``hurts``
-    further ones that must be seen at work afterwards. ``drains``: the worker has time for what is
-    under way, so that clients may be sent away and no request fails.
-    """
+class Fault:
+    """A fault. ``hold`` injects it for ``seconds``. ``kills`` are the parts that it ends, ``hurts``
+    other parts that must be seen working afterwards. ``drains``: the worker finishes its running
+    requests, so none may fail."""
 
     name: str
     hold: Callable[[Stage], AbstractContextManager[None]]
@@ -237,13 +242,13 @@ _BOTH: Final = ("learner", "worker")
 @contextmanager
 def _sent(number: Signals, names: tuple[str, ...], stage: Stage) -> Iterator[None]:
     for leader in [stage.tree(name)[0] for name in names]:
-        leader.send_signal(number)  # what is left of a part goes when it is started again
+        leader.send_signal(number)  # the restart ends its other processes
     yield
 
 
 _FROZEN: Final = partial(Stage.done_to, do=Process.suspend, undo=Process.resume)
-# No file may grow, as on a full disk: a limit on their size, and EFBIG instead of ENOSPC. Python
-# ignores the signal that comes with it; other programs die of it.
+# A limit on file sizes acts like a full disk, with EFBIG instead of ENOSPC. Python ignores the
+# signal that comes with it; other programs die.
 _FULL: Final = partial(
     Stage.done_to,
     do=lambda process: process.rlimit(RLIMIT_FSIZE, (0, process.rlimit(RLIMIT_FSIZE)[1])),
@@ -253,8 +258,8 @@ _FULL: Final = partial(
 
 @contextmanager
 def _away(stage: Stage) -> Iterator[None]:
-    """It saves what it acknowledged, so that losses show; but the embedded one acknowledges for
-    some 0.2 s more after that, and forgets it: so nobody sends while it ends."""
+    """The broker ends with SIGTERM, so it saves what it acknowledged and losses show. The embedded
+    one acknowledges for some 0.2 s after saving, so nobody sends meanwhile."""
     with ExitStack() as frozen:
         for name in _BOTH:
             frozen.enter_context(_FROZEN(stage, name=name))
@@ -284,22 +289,22 @@ def _damaged(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def _second_learner(stage: Stage) -> Iterator[None]:
-    """It waits for the lease, and gets it while the first one is held back."""
+    """A second learner waits for the lease, and gets it while the first one is down."""
     part = stage.watches["learner"].part
     environment = {**(part.environment or {}), "HVD_LEARNER_STATE_DIR": str(stage.root / "second")}
     log = part.log.with_name("second.log")
     second = processes.start(replace(part, name="second learner", log=log, environment=environment))
 
     def holds(is_holder: bool) -> bool:
-        said = stage.audit.learner_of(second.process.pid)
-        return said is not None and bool(said.lease) and said.holds_lease is is_holder
+        status = stage.audit.learner_of(second.process.pid)
+        return status is not None and bool(status.lease) and status.holds_lease is is_holder
 
     try:
-        stage.until("the second learner to know of the lease", lambda: holds(False))
+        stage.until("the second learner to see the lease", lambda: holds(False))
         with stage.down("learner"):
             began = time.monotonic()
             if not stage.within(TAKEOVER_S, lambda: holds(True)):
-                stage.audit.faults.append("nobody took the lease over in time")
+                stage.audit.faults.append("no learner took the lease over in time")
             stage.back["second learner"] = round(time.monotonic() - began, 1)
         second.check()
         yield
@@ -308,17 +313,17 @@ def _second_learner(stage: Stage) -> Iterator[None]:
 
 
 _GROUPS: Final = [*((name,) for name in PARTS), *itertools.combinations(PARTS, 2)]
-TROUBLES: Final = (
+FAULTS: Final = (
     *(
-        Trouble(f"{' and '.join(names)} killed", partial(_sent, SIGKILL, names), kills=names)
+        Fault(f"{' and '.join(names)} killed", partial(_sent, SIGKILL, names), kills=names)
         for names in sorted(_GROUPS, key=lambda names: "worker" in names)
     ),
-    Trouble("broker away for 60 s", _away, 60.0, hurts=("broker", "learner")),
-    Trouble("broker frozen for 20 s", partial(_FROZEN, name="broker"), 20.0, hurts=("broker",)),
-    Trouble("learner frozen for 20 s", partial(_FROZEN, name="learner"), 20.0, hurts=("learner",)),
-    Trouble("disk full for the learner", partial(_FULL, name="learner"), 20.0, hurts=("learner",)),
-    Trouble("disk full for the worker, broker away", _full_and_away, 15.0, hurts=("broker",)),
-    Trouble("checkpoint damaged, learner killed", _damaged, kills=("learner",)),
-    Trouble("learner held back, a second one there", _second_learner, kills=("learner",)),
-    Trouble("learner and worker ended", partial(_sent, SIGTERM, _BOTH), kills=_BOTH, drains=True),
-)  # in an order in which none hides another
+    Fault("broker away for 60 s", _away, 60.0, hurts=("broker", "learner")),
+    Fault("broker frozen for 20 s", partial(_FROZEN, name="broker"), 20.0, hurts=("broker",)),
+    Fault("learner frozen for 20 s", partial(_FROZEN, name="learner"), 20.0, hurts=("learner",)),
+    Fault("disk full for the learner", partial(_FULL, name="learner"), 20.0, hurts=("learner",)),
+    Fault("disk full for the worker, broker away", _full_and_away, 15.0, hurts=("broker",)),
+    Fault("checkpoint damaged, learner killed", _damaged, kills=("learner",)),
+    Fault("learner held back, a second one there", _second_learner, kills=("learner",)),
+    Fault("learner and worker ended", partial(_sent, SIGTERM, _BOTH), kills=_BOTH, drains=True),
+)  # ordered so that none hides another
