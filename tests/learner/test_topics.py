@@ -69,7 +69,7 @@ def test_a_harmful_topic_setting_is_reported(
     named = harmful(kafka)
     found = " ".join(named)
     for said in (
-        f"{POLICY.name} has cleanup.policy=compact,delete and forgets",
+        f"{POLICY.name} has cleanup.policy=compact,delete and loses serving policies",
         f"{POLICY.name} has max.message.bytes=65536",
         f"{DRAFTS.name} has retention.ms=60000",
         f"{LEASE.name} has min.insync.replicas=2 and 1 replicas",

@@ -203,7 +203,7 @@ def test_a_member_rejoins_after_a_client_failure(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(client, "poll", fails)
         until(lambda: member.update() or member._consumer not in (client, None), "another client")
         member.commit({0: 0})
-        until(lambda: not member._read, "its offset is kept")
+        until(lambda: not member._to_commit, "its offset is kept")
         member.close()
 
 
