@@ -28,10 +28,11 @@ def spy() -> None:
 def spy_on_the_router() -> None:
     sys.path.append(str(Path(__file__).parents[2]))  # this is run as a program
     from decoder.core.router import DraftRouter  # as late as the plugin: it brings numba
+    from decoder.core.tracker import Tracker
     from tests.engines.trials import drafts_in
 
     path, texts = Path(os.environ["SPIED_DRAFTS"]), dict[str, set[int]]()
-    start, observe, choose = DraftRouter.start, DraftRouter.observe, DraftRouter.choose
+    start, observe, choose = Tracker.start, DraftRouter.observe, DraftRouter.choose
 
     def started(self: Any, name: str, prompt: Any, options: Any, output: Any = ()) -> None:
         texts[name] = {*prompt.tolist(), *output}
@@ -51,7 +52,7 @@ def spy_on_the_router() -> None:
                 file.write(f"{len({*tokens} - texts[name])}\n")
         return decisions
 
-    DraftRouter.start, DraftRouter.observe = started, observed  # type: ignore[method-assign]
+    Tracker.start, DraftRouter.observe = started, observed  # type: ignore[method-assign]
     DraftRouter.choose = chosen  # type: ignore[method-assign]
 
 

@@ -18,15 +18,15 @@ def main(job_file: str, result_file: str) -> None:
 
     from decoder.core.profiling import Profile
 
-    timed, take = list[int](), Profile.take
+    timed, measure = list[int](), Profile.measure
 
     def noting(self: Profile, *steps: Any) -> None:
-        take(self, *steps)
+        measure(self, *steps)
         timed.append(len(self.target))
         if len(timed) == job["enough"]:
             profile.CPU_SECONDS = 6.0  # type: ignore[misc]
 
-    Profile.take = noting  # type: ignore[method-assign]
+    Profile.measure = noting  # type: ignore[method-assign]
     profile.CPU_SECONDS = 0.0  # type: ignore[misc]
     llm = engine_of(job)
     parameters = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
